@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from heteropp.cost.tracing.kind import Spread, StageKind
-from heteropp.cost.tracing.traces import StageTrace, StageTraces, trace_stages
+from heteropp.cost.tracing.traces import BlockTraces, StageTrace, StageTraces, trace_stages
 from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.plan import Schedule
 from heteropp.description.profile import ChipProfile, Kind
@@ -392,15 +392,12 @@ def stage_traces(
         return traces
     whole = replace(shape, spread=None).kind(whole_backward)
     (block,), (measured,) = traces.kinds, trace_stages(model, whole, shape.blocks).kinds
-    return StageTraces(
-        (
-            replace(
-                block,
-                one=_measured(block.one, measured.one, 1, profile, kind),
-                two=_measured(block.two, measured.two, 2, profile, kind),
-            ),
-        )
-    )
+
+    def traced(layers: int) -> StageTrace:
+        own, of_whole = (each.one if layers == 1 else each.two for each in (block, measured))
+        return _measured(own, of_whole, layers, profile, kind)
+
+    return StageTraces((BlockTraces(block.share, traced),))
 
 
 def _measured(

@@ -9,12 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from heteropp.cost.communication import all_gather_s, all_reduce_s
 from heteropp.cost.kernels import host_s, kernels_s
 from heteropp.cost.stage_memory import Memory, StageShape, kept_bytes, stage_memory
-from heteropp.cost.tracing.traces import StageTrace, StageTraces, TracedPiece, trace_stages
+from heteropp.cost.tracing.traces import (
+    BlockTraces,
+    StageTrace,
+    StageTraces,
+    TracedPiece,
+    trace_stages,
+)
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Link
 from heteropp.description.profile import ChipProfile, ProfileError
@@ -42,8 +48,28 @@ OF_A_MICRO_BATCH = (
 MEASURED = ("forward_s", "recompute_s", "backward_input_s", "backward_weight_s", "norm_s")
 Terms = tuple[float, ...]  # seconds, of a stage of one block or of two
 Waits = tuple[float, float]  # seconds in one layer: for what comes, and for what is sent
-# by kind of block: its share of the blocks, and stages of one and of two
-KindTerms = tuple[tuple[float, Terms, Terms], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _BlockTerms:
+    """Some terms of stages whose blocks are of one kind, found where they are asked for."""
+
+    blocks: BlockTraces
+    terms: Callable[[StageTrace], Terms]
+
+    @cached_property
+    def one(self) -> Terms:
+        """Those of a stage of one block."""
+        return self.terms(self.blocks.one)
+
+    @cached_property
+    def more(self) -> Terms:
+        """What a further block adds to each."""
+        two = self.terms(self.blocks.two)
+        return tuple([max(0.0, b - a) for a, b in zip(self.one, two, strict=True)])
+
+
+KindTerms = tuple[_BlockTerms, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,23 +277,26 @@ def _by_chip_file(model: ModelSpec, shape: StageShape, chip: ChipSpec, across: L
 
 
 def _by_kind(traces: StageTraces, terms: Callable[[StageTrace], Terms]) -> KindTerms:
-    return tuple((kind.share, terms(kind.one), terms(kind.two)) for kind in traces.kinds)
+    return tuple(_BlockTerms(kind, terms) for kind in traces.kinds)
 
 
-def _for_blocks(kinds: KindTerms, layers: int) -> list[float]:
+def _for_blocks(kinds: KindTerms, layers: int) -> Terms:
     """Returns the terms of a stage of so many blocks.
 
     Gradients of two blocks may be summed by another algorithm, in less time than those of one:
     a further block then adds nothing.
     """
-    (_, first, second), *others = kinds
+    first, *others = kinds
     if not others:
-        return [a + (layers - 1) * max(0.0, b - a) for a, b in zip(first, second, strict=True)]
-    result = [a - max(0.0, b - a) for a, b in zip(first, second, strict=True)]
-    for share, one, two in kinds:
-        for i, (a, b) in enumerate(zip(one, two, strict=True)):
-            result[i] += layers * share * max(0.0, b - a)
-    return result
+        if layers == 1:
+            return first.one
+        pairs = zip(first.one, first.more, strict=True)
+        return tuple([a + (layers - 1) * more for a, more in pairs])
+    result = [a - more for a, more in zip(first.one, first.more, strict=True)]
+    for kind in kinds:
+        for i, more in enumerate(kind.more):
+            result[i] += layers * kind.blocks.share * more
+    return tuple(result)
 
 
 def ends_s(

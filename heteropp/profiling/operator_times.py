@@ -71,7 +71,7 @@ def issuing_s(model: ModelSpec, device: Device) -> float:
         model, Block(chip="chip", tp=1, sequences=1, layers=1, first=False, last=False), device
     )
     kind = StageKind(model.block_kind(0), first=False, last=False, tp=1, sequences=1)
-    traced = trace_stage(model, 1, kind)
+    traced = trace_stage(model, kind, 1)
     pieces = traced.forward, traced.backward_input, traced.backward_weight
     operators = sum(number for piece in pieces for number, *_ in piece.operators)
 

@@ -370,7 +370,7 @@ def test_a_part_is_charged_the_pairs_that_it_sees(index: int) -> None:
     shares, first = (64, 40, 24), (0, 64, 104)[index]
     model = tiny_model(sequence_length=128, attention="fused")
     kind = StageKind("block", False, False, 1, 1, token_shares=shares, cp_index=index)
-    trace = trace_stage(model, 1, kind)
+    trace = trace_stage(model, kind, 1)
     pairs = sum(token + 1 for token in range(first, first + shares[index]))
     for products, piece in ((2, trace.forward), (5, trace.backward_input)):
         found = sum(p.number * p.flops for p in piece.products if p.kind.startswith("attention"))

@@ -116,7 +116,7 @@ def test_its_cost(tp: int) -> None:
 
     def layer(model, what) -> int:
         kind = StageKind("block", False, False, tp, 1)
-        return what(trace_stage(model, 2, kind)) - what(trace_stage(model, 1, kind))
+        return what(trace_stage(model, kind, 2)) - what(trace_stage(model, kind, 1))
 
     heads, length = MODEL.heads // tp, MODEL.sequence_length
     pairs = heads * length**2  # of tokens, over the heads

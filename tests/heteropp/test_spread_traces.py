@@ -30,7 +30,7 @@ def test_each_number_of_sequences_has_its_own(
             model.block_kind(0), **ends, sequences=sequences, token_shares=(16, 8), spread=spread
         )
 
-    found = {n: trace_stage(model, 1, kind(n)).kept_bytes for n in order}
+    found = {n: trace_stage(model, kind(n), 1).kept_bytes for n in order}
     for sequences, kept_bytes in found.items():
         alone = outline([record_stage(model, 1, kind(sequences))])
         assert kept_bytes == at(alone, 1).kept_bytes

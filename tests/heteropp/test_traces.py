@@ -92,7 +92,7 @@ def test_every_number_of_sequences_is_as_if_traced(changes: dict, options: dict)
     for layers, first, last, tp in ((1, True, False, 2), (2, False, False, 1), (1, False, True, 2)):
         for sequences in (1, 2, 5, 9):
             kind = StageKind("block", first, last, tp, sequences, whole_backward=first, **options)
-            check(trace_stage(model, layers, kind), record_stage(model, layers, kind))
+            check(trace_stage(model, kind, layers), record_stage(model, layers, kind))
 
 
 def test_ends_and_layers_add_up() -> None:
@@ -101,7 +101,7 @@ def test_ends_and_layers_add_up() -> None:
     for tp in (1, 4):
         kind = StageKind("block", True, True, tp, 2)
         three, four = (record_stage(model, n, kind) for n in (3, 4))
-        one, two = (trace_stage(model, n, kind) for n in (1, 2))
+        one, two = (trace_stage(model, kind, n) for n in (1, 2))
         for name in (
             "kept_bytes",
             "forward_peak_bytes",

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from heteropp.cost.tracing.kind import Spread
+from heteropp.cost.tracing.results import result_of
 from heteropp.models.attention_work import backward_flops, forward_flops, seen_pairs
 from heteropp.models.causal_attention import causal_inputs
 from heteropp.models.fused_attention import capped_flash_attention
@@ -190,7 +191,7 @@ class _Counter(TorchDispatchMode):
         elif func is torch.ops.aten.roll.default:
             # but on meta, PyTorch rolls by concatenating, which tells the strides of the result
             func, args, kwargs = torch.ops.aten.cat.default, ([args[0]], -1), {}
-        result = func(*args, **(kwargs or {}))
+        result = result_of(func, args, kwargs or {})
         name = func.overloadpacket.__name__
         if name == "_flash_attention_backward":
             self.trace.operators.append(_charge_flash_backward(args, result))

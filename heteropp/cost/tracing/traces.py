@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -110,7 +110,7 @@ class StageTrace:
     between_slices_bytes: int  # keys and values of a micro-batch that runs in slices
 
 
-def trace_stage(model: ModelSpec, layers: int, kind: StageKind) -> StageTrace:
+def trace_stage(model: ModelSpec, kind: StageKind, layers: int) -> StageTrace:
     """Returns the trace of a stage of a few layers.
 
     It is traced, which needs torch, unless that was done before on this machine.
@@ -138,11 +138,21 @@ def trace_stage(model: ModelSpec, layers: int, kind: StageKind) -> StageTrace:
 
 @dataclass(frozen=True, eq=False)
 class BlockTraces:
-    """Stages of one and of two blocks of one kind, and the share of the blocks that are such."""
+    """Stages of one and of two blocks of one kind, and the share of the blocks that are such.
+
+    Each is traced where it is asked for.
+    """
 
     share: float
-    one: StageTrace
-    two: StageTrace
+    traced: Callable[[int], StageTrace]  # by the number of blocks
+
+    @cached_property
+    def one(self) -> StageTrace:
+        return self.traced(1)
+
+    @cached_property
+    def two(self) -> StageTrace:
+        return self.traced(2)
 
     def more(self, what: Callable[[StageTrace], int]) -> int:
         """Returns what each further block adds to a figure."""
@@ -213,10 +223,7 @@ def trace_stages(model: ModelSpec, kind: StageKind, blocks: BlockCounts = ()) ->
 def _trace_stages(model: ModelSpec, kind: StageKind, shares: Shares) -> StageTraces:
     return StageTraces(
         tuple(
-            BlockTraces(
-                share,
-                *(trace_stage(model, layers, replace(kind, block=block)) for layers in (1, 2)),
-            )
+            BlockTraces(share, partial(trace_stage, model, replace(kind, block=block)))
             for block, share in shares
         )
     )
