@@ -56,7 +56,8 @@ def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
     links_of = links_by_rank(plan, cluster)
     for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
         alike: dict[Hashable, Time] = {}
-        for rank, kind in _kinds_of_ranks(plan, stage):
+        of_ranks = [(rank, kind) for ranks, kind in _kinds_of_groups(plan, stage) for rank in ranks]
+        for rank, kind in of_ranks:
             key = kind, links_of[rank]
             if key not in alike:
                 node, shape = cluster.node(rank), stage_shape(plan, rank)
@@ -71,13 +72,14 @@ def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
     return [times[rank] for rank in range(plan.world_size)]
 
 
-def _kinds_of_ranks(plan: Plan, stage: Stage) -> Iterator[tuple[int, Hashable]]:
-    """Yields the ranks of a stage, each with what its shape depends on."""
-    tp, spread = stage.tp, stage.expert_shares is not None
+def _kinds_of_groups(plan: Plan, stage: Stage) -> Iterator[tuple[tuple[int, ...], Hashable]]:
+    """Yields a stage's tensor-parallel groups, each with what its ranks' shape depends on."""
+    spread = stage.expert_shares is not None
     for replica in stage.replicas:
         kind = replica.kind
-        for i, rank in enumerate(replica.ranks):
-            yield rank, (kind, i // tp, spread_of(plan, rank) if spread else None)
+        for cp_index in range(replica.cp):
+            group = replica.group(cp_index)
+            yield group, (kind, cp_index, spread_of(plan, group[0]) if spread else None)
 
 
 def _stage_time(
@@ -145,15 +147,19 @@ def _rank_memory(
         places = _walked_places(plan, pipeline)
         for stage, place in zip(pipeline.stages, places, strict=True):
             alike: dict[tuple, Memory] = {}
-            for rank, kind in _kinds_of_ranks(plan, stage):
-                summed = tuple([copies.get((rank, k)) for k in range(stage.ministages)])
-                shard = plan.shard(rank)[0] if plan.optimizer == "muon" else 0
-                key = kind, shard, *summed
-                if key not in alike:
-                    profile, shape = profile_of[plan.chip(rank)], stage_shape(plan, rank)
-                    whole = (plan.model, shape, plan.resharding, profile, shard, summed, place)
-                    alike[key] = _peak(_Walked(whole, plan, rank, profile))
-                memory[rank] = alike[key]
+            differ = bool(copies) or plan.optimizer == "muon"
+            for ranks, kind in _kinds_of_groups(plan, stage):
+                for rank in ranks if differ else ranks[:1]:
+                    summed = tuple([copies.get((rank, k)) for k in range(stage.ministages)])
+                    shard = plan.shard(rank)[0] if plan.optimizer == "muon" else 0
+                    key = kind, shard, *summed
+                    if key not in alike:
+                        profile, shape = profile_of[plan.chip(rank)], stage_shape(plan, rank)
+                        whole = (plan.model, shape, plan.resharding, profile, shard, summed, place)
+                        alike[key] = _peak(_Walked(whole, plan, rank, profile))
+                    memory[rank] = alike[key]
+                if not differ:
+                    memory.update(dict.fromkeys(ranks, memory[ranks[0]]))
     return tuple(memory[rank] for rank in range(plan.world_size))
 
 

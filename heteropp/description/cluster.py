@@ -127,6 +127,10 @@ class Cluster:
     nodes: tuple[Node, ...]
     fabric: Fabric = field(default_factory=Fabric)
 
+    def __hash__(self) -> int:
+        """As cheap as can be: what is remembered of a cluster is mostly asked of the very same."""
+        return hash((self.name, len(self.nodes), self.world_size))
+
     @property
     def world_size(self) -> int:
         """The number of chips, each of which is a rank."""

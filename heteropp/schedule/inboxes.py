@@ -14,7 +14,7 @@ from functools import lru_cache
 from heteropp import _planner
 from heteropp.description.plan import Pipeline, Schedule
 from heteropp.schedule.action import Kind
-from heteropp.schedule.stage_actions import Part, TableKey, coded_table, links, table_key
+from heteropp.schedule.stage_actions import Part, TableKey, coded_table, links, table_keys
 
 Inbox = tuple[int, int, Kind]  # stage, its ministage, RECV_ACTIVATION or RECV_GRADIENT
 
@@ -23,8 +23,7 @@ KINDS = tuple(Kind)  # by their codes
 
 def received_ahead(schedule: Schedule, pipeline: Pipeline) -> dict[Inbox, int]:
     """Receives posted ahead, at least one, of every inbox of a pipeline."""
-    keys = tuple(table_key(schedule, pipeline, s) for s in range(len(pipeline.stages)))
-    return _received_ahead(keys, tuple(links(schedule, pipeline)))
+    return _received_ahead(table_keys(schedule, pipeline), tuple(links(schedule, pipeline)))
 
 
 @lru_cache(maxsize=1024)

@@ -46,8 +46,25 @@ def table_key(
     whole_backwards: bool = False,
 ) -> TableKey:
     """Returns the key of a stage's table; see `actions`."""
-    own, parts = pipeline.stages[stage], pipeline.parts(stage)
     joined = paths(schedule, pipeline)
+    return _table_key(schedule, pipeline, joined, stage, overlap, whole_backwards)
+
+
+def table_keys(schedule: Schedule, pipeline: Pipeline) -> tuple[TableKey, ...]:
+    """Returns the key of every stage's table."""
+    joined, stages = paths(schedule, pipeline), range(len(pipeline.stages))
+    return tuple([_table_key(schedule, pipeline, joined, s, True, False) for s in stages])
+
+
+def _table_key(
+    schedule: Schedule,
+    pipeline: Pipeline,
+    joined: Paths,
+    stage: int,
+    overlap: bool,
+    whole_backwards: bool,
+) -> TableKey:
+    own, parts = pipeline.stages[stage], pipeline.parts(stage)
     ends = {k for *_, (s, k) in joined if s == stage} if parts > 1 else ()
     return TableKey(
         schedule,

@@ -7,7 +7,7 @@ from typing import Any
 
 from heteropp.description.outline import together
 from heteropp.description.timeline import COLOURS, draw_rows, drawing, height_of, name_rows, save
-from heteropp.simulator.program import Seat
+from heteropp.simulator.placement import Seat
 from heteropp.simulator.simulate import Simulation
 
 MOST_REPLICAS = 32  # beyond, one replica stands for each stage

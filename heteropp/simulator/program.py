@@ -15,7 +15,6 @@ from math import lcm
 from heteropp.cost.communication import gather_boundary_s
 from heteropp.cost.planned import (
     GroupLinks,
-    links_by_rank,
     slowest_link,
     span_times,
     stage_shape,
@@ -26,10 +25,10 @@ from heteropp.description.plan import Pipeline, Plan, Stage, ministage_layers
 from heteropp.layout.resharding import group_boxes
 from heteropp.schedule.action import Action, Kind
 from heteropp.schedule.stage_actions import TableKey, links, table_key, table_of
-from heteropp.simulator.alike import Joint, stand_ins
 from heteropp.simulator.boundaries import Boundary, Way, boundary
 from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Op, Transmission
 from heteropp.simulator.gradients import reductions
+from heteropp.simulator.placement import Seat, factor_of, lengths, placement
 from heteropp.simulator.reductions import ReductionGroup
 from heteropp.simulator.together import joined, slowest
 
@@ -42,16 +41,6 @@ WORKS = (
     Kind.GATHER_ACTIVATION,
     Kind.GATHER_GRADIENT,
 )
-
-
-@dataclass(frozen=True)
-class Seat:
-    """Where a replica stands in the plan."""
-
-    pipeline: int
-    stage: int
-    replica: int
-    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -102,24 +91,14 @@ class _Compiler:
     ) -> None:
         self.plan, self.cluster, self.emulated = plan, cluster, emulated
         self.message_factor = message_factor
-        self.seats = [
-            Seat(p, s, r, replica.ranks)
-            for p, pipeline in enumerate(plan.pipelines)
-            for s, stage in enumerate(pipeline.stages)
-            for r, replica in enumerate(stage.replicas)
-        ]
-        self.first_seats: dict[tuple[int, int], int] = {}  # by pipeline and stage
-        for a, seat in enumerate(self.seats):
-            self.first_seats.setdefault((seat.pipeline, seat.stage), a)
+        placed = placement(plan, cluster, emulated, slowdown, fold)
+        self.seats, self.first_seats, self.links = placed.seats, placed.first_seats, placed.links
+        self.seat_of, self.actor_of = placed.seat_of, placed.actor_of
         self.layers = [ministage_layers(pipeline, plan.schedule) for pipeline in plan.pipelines]
-        self.links = links_by_rank(plan, cluster)
         self.known_times: dict[Hashable, list[list[Time]]] = {}  # of seats that are alike
-        self.times = [self._times(seat) for seat in self.seats]
-        self.slowdown = [max(slowdown.get(r, 1.0) for r in seat.ranks) for seat in self.seats]
-        stand_in = self._stand_ins() if fold else list(range(len(self.seats)))
-        self.seat_of = sorted(set(stand_in))
-        number = {a: i for i, a in enumerate(self.seat_of)}
-        self.actor_of = [number[a] for a in stand_in]
+        of_actors = [self._times(self.seats[a]) for a in self.seat_of]
+        self.times = [of_actors[actor] for actor in self.actor_of]  # by seat
+        self.slowdown = [factor_of(slowdown, seat) for seat in self.seats]
         self.pipes: dict[object, int] = {}
         self.outboxes: list[list[list[Transmission]]] = []
         self.inboxes: list[list[list[int]]] = []
@@ -179,34 +158,6 @@ class _Compiler:
             exchange_s=_exchange_s(self.plan, self.cluster),
             update_s=update_s,
         )
-
-    def _stand_ins(self) -> list[int]:
-        """Returns, by seat, the first one that does the same at the same times."""
-        own = [
-            (
-                seat.pipeline,
-                seat.stage,
-                self._stage(seat).replicas[seat.replica].kind,
-                tuple([self.links[rank] for rank in seat.ranks]),
-                slowdown,
-            )
-            for seat, slowdown in zip(self.seats, self.slowdown, strict=True)
-        ]
-        replicas = [seat.ranks for seat in self.seats]
-        return stand_ins(self.cluster, replicas, own, self._joints(), not self.emulated)
-
-    def _joints(self) -> Iterator[Joint]:
-        """Yields where messages go from stage to stage."""
-        for p, pipeline in enumerate(self.plan.pipelines):
-            joined = {(s, t) for (s, _), (t, _) in links(self.plan.schedule, pipeline) if s != t}
-            lengths = dict.fromkeys(self._lengths(p))
-            for s, t in sorted(joined | {(t, s) for s, t in joined}):
-                for length in lengths:
-                    yield (
-                        self.first_seats[p, s],
-                        self.first_seats[p, t],
-                        self._boundary(pipeline.stages[s], pipeline.stages[t], length),
-                    )
 
     def _boundary(self, sender: Stage, receiver: Stage, length: int) -> Boundary:
         return boundary(sender, receiver, length, self.plan.resharding)
@@ -286,8 +237,8 @@ class _Compiler:
         """Returns the seconds of a seat's slots: every kind of WORKS for each ministage, by
         slice.
         """
-        lengths = self._lengths(self.seats[a].pipeline)
-        gathers_s = [self._gather_s(self.seats[a], length) for length in lengths]
+        seat = self.seats[a]
+        gathers_s = [self._gather_s(seat, n) for n in lengths(self.plan, seat.pipeline)]
         seconds: list[float] = []
         pairs = [p for times in self.times[a] for p in zip(times, gathers_s, strict=True)]
         for time, gather_s in pairs:
@@ -302,10 +253,6 @@ class _Compiler:
             }
             seconds += [of[kind] * self.slowdown[a] if kind in of else gather_s for kind in WORKS]
         return seconds
-
-    def _lengths(self, p: int) -> tuple[int, ...]:
-        """Returns the tokens of a sequence in each of the slices that go through a pipeline."""
-        return self.plan.pipelines[p].token_slices or (self.plan.model.sequence_length,)
 
     def _gather_s(self, seat: Seat, length: int) -> float:
         """Returns the seconds to pass a boundary tensor on to the tensor-parallel group.
@@ -336,7 +283,7 @@ class _Compiler:
                 continue
             one, other = pipeline.stages[s], pipeline.stages[t]
             many, others = boxes_of(pipeline, s), boxes_of(pipeline, t)
-            for i, length in enumerate(self._lengths(p)):
+            for i, length in enumerate(lengths(self.plan, p)):
                 outbox, inbox = many * k + i, others * j + i
                 self._send((p, s), (p, t), outbox, inbox, length)
                 outbox = others * (other.ministages + j) + i

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-_KINDS = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = {
+    *(int, float, bool, str, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+}
 _Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 _known: dict[Hashable, _Layout | None] = {}  # None: it has to be run each time
 MOST_KNOWN = 1 << 16
@@ -24,8 +27,9 @@ def result_of(func: Any, args: Any, kwargs: Any) -> Any:
 
     That is so of operators that return one new tensor, and change none.
     """
-    key = _key((func, args, kwargs))
-    layout = _known.get(key) if key is not None else None
+    of_args = _key((args, tuple(kwargs.items())))
+    key = None if of_args is None else (func, of_args)
+    layout = _known.get(key)
     if layout is not None:
         shape, strides, dtype = layout
         return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
@@ -47,15 +51,12 @@ def _is_new(func: Any, result: Tensor, given: list[Any]) -> bool:
 
 def _key(value: Any) -> Hashable:
     """Returns what of an argument the layout of results depends on; None where nobody knows."""
+    kind = type(value)
     if isinstance(value, Tensor):
-        if value.device.type != "meta":
-            return None
-        return value.shape, value.stride(), value.dtype
-    if isinstance(value, (tuple, list)):
-        keys = tuple(map(_key, value))
+        return (value.shape, value.stride(), value.dtype) if value.device.type == "meta" else None
+    if kind in _PLAIN:
+        return kind, value  # 1, 1.0 and True are equal, and not alike
+    if kind is tuple or kind is list:
+        keys = tuple([_key(each) for each in value])
         return None if None in keys else keys
-    if isinstance(value, dict):
-        return _key(tuple(value.items()))
-    if value is None:
-        return "none"
-    return value if isinstance(value, (*_KINDS, torch._ops.OpOverload)) else None
+    return None
