@@ -215,24 +215,27 @@ def test_a_longer_message_is_an_error_with_both_lengths_and_the_stream_goes_on(t
         assert f"{length} bytes" in error and "60" in error and "rank 0" in error
 
 
+LONG = 4 << 20  # bytes of a message that waits for its receive, over any transport
+
+
 def cancelled(rank, folder, transport):
     with jobs.connect(folder, rank, 2, transport=transport) as communicator:
         if rank == 0:
             for _ in range(3):
-                dropped = communicator.isend(pattern(1 << 20, 5), 1, tag=1)
+                dropped = communicator.isend(pattern(LONG, 5), 1, tag=1)
                 del dropped
             communicator.send(b"x", 1, tag=3)  # a receive posted earlier might still get one
-            communicator.send(pattern(1 << 20, 6), 1, tag=1)
+            communicator.send(pattern(LONG, 6), 1, tag=1)
         else:
             dropped = communicator.irecv(np.zeros(100, np.uint8), 0, tag=2)
             del dropped
             gc.collect()
-            buffer = np.zeros(1 << 20, np.uint8)
+            buffer = np.zeros(LONG, np.uint8)
             request = communicator.irecv(bytearray(1), 0, tag=99)
             assert not request.test()
             communicator.recv(bytearray(1), 0, tag=3)
             communicator.recv(buffer, 0, tag=1)
-            assert np.array_equal(buffer, pattern(1 << 20, 6))
+            assert np.array_equal(buffer, pattern(LONG, 6))
 
 
 def test_dropped_requests_leave_nothing_behind(tmp_path, transport):

@@ -56,7 +56,7 @@ def _forget() -> None:
                 value.cache_clear()
 
 
-def invented_trace(model: LlamaModel, layers: int, kind: StageKind) -> traces.StageTrace:
+def invented_trace(model: LlamaModel, kind: StageKind, layers: int) -> traces.StageTrace:
     """What heteropp.cost.tracing.traces.trace_stage would give for a model of no particular sense.
 
     Tracing thousands of shapes for real takes a minute; planners must be right whatever it says.
