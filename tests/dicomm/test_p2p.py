@@ -16,7 +16,10 @@ import pytest
 
 import dicomm
 
-SIZES = [0, 1, 7, 8, 4096, 8192, 8193, 65536, 262144, 262145, 1 << 20, (5 << 20) + 3, 64 << 20]
+SIZES = [
+    *(0, 1, 7, 8, 4096, 8192, 8193, 65536, 262144, 262145, 1 << 20, (1 << 20) + 1, (5 << 20) + 3),
+    64 << 20,
+]
 pytestmark = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
 

@@ -37,7 +37,7 @@ def deadline(rank, folder, transport):
             texts.append(str(raised.value))
         assert isinstance(raised.value, TimeoutError) and isinstance(raised.value, dicomm.Error)
         assert not request.test()
-        big = communicator.isend(bytes(1 << 20), 1, tag=18)
+        big = communicator.isend(bytes(4 << 20), 1, tag=18)
         with pytest.raises(dicomm.TimeoutError) as raised:
             big.wait(timeout_s=0.3)
         texts.append(str(raised.value))
@@ -48,7 +48,7 @@ def deadline(rank, folder, transport):
 def test_a_wait_ends_at_its_deadline_and_says_what_it_waited_for(tmp_path, transport):
     texts = jobs.run(2, deadline, tmp_path, transport)[0]
     assert "rank 1" in texts[0] and "tag 17" in texts[0] and "100 bytes" in texts[0]
-    assert "rank 1" in texts[2] and "tag 18" in texts[2] and f"{1 << 20} bytes" in texts[2]
+    assert "rank 1" in texts[2] and "tag 18" in texts[2] and f"{4 << 20} bytes" in texts[2]
 
 
 def absent(rank, folder, transport):
