@@ -17,6 +17,7 @@ from heteropp.description.fabric import Fabric, LinkEntry
 from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage, validate
 from heteropp.models.spec import ModelSpec
 from heteropp.search.auto.trials import passes
+from heteropp.simulator import placement
 from heteropp.simulator import simulate as simulator
 from heteropp.simulator.program import compile_plan
 from heteropp.simulator.simulate import Simulation, simulate
@@ -153,6 +154,27 @@ def test_no_time_of_any_replica_differs(monkeypatch: pytest.MonkeyPatch) -> None
             assert found.timing == whole.timing, seed
             folded += len(found.program.actors) < len(whole.program.actors)
     assert 15 < folded < 100
+
+
+def test_plans_on_the_same_chips_have_their_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered of a plan's placement is what another one with other layers finds."""
+    monkeypatch.setattr(planned, "stage_time", stage_time)
+    for seed in range(40):
+        plan, cluster = drawn(seed)
+        for other in (with_recompute(plan), plan):
+            found = simulate(other, cluster)
+            placement._known.cache_clear()
+            assert found.timing == simulate(other, cluster).timing, seed
+
+
+def with_recompute(plan: Plan) -> Plan:
+    return replace(
+        plan,
+        pipelines=tuple(
+            replace(p, stages=tuple(replace(s, recompute=not s.recompute) for s in p.stages))
+            for p in plan.pipelines
+        ),
+    )
 
 
 def test_replicas_with_nics_of_their_own_are_one(monkeypatch: pytest.MonkeyPatch) -> None:

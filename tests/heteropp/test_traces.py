@@ -7,14 +7,20 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from clusters import tiny_model
+from tiny_decoders import tiny_config
 
-from heteropp.cost.tracing.kind import StageKind
+from heteropp.cost.tracing import operators
+from heteropp.cost.tracing.kind import Spread, StageKind
+from heteropp.cost.tracing.results import result_of
 from heteropp.cost.tracing.stage import Recording, record_stage
 from heteropp.cost.tracing.traces import StageTrace, TracedPiece, trace_stage
+from heteropp.models.hugging_face.reading import read
 
 GRANULARITY_BYTES = 512
 
@@ -93,6 +99,39 @@ def test_every_number_of_sequences_is_as_if_traced(changes: dict, options: dict)
         for sequences in (1, 2, 5, 9):
             kind = StageKind("block", first, last, tp, sequences, whole_backward=first, **options)
             check(trace_stage(model, kind, layers), record_stage(model, layers, kind))
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("gpt_oss", StageKind("", True, False, 1, 2, whole_backward=True)),
+        ("qwen3_moe", StageKind("", False, True, 2, 3, True, spread=Spread((1, 3), (1, 1)))),
+        ("deepseek_v3", StageKind("", False, False, 1, 1, optimizer="muon")),
+    ],
+)
+def test_what_operators_return_may_be_remembered(
+    monkeypatch: pytest.MonkeyPatch, family: str, kind: StageKind
+) -> None:
+    """Nothing of a stage is another where each operator is run."""
+    model = read(tiny_config(family, layers=4).to_dict(), family, sequence_length=16)
+    kind = replace(kind, block=model.block_kind(1))
+    first, second = (record_stage(model, 2, kind) for _ in range(2))
+    monkeypatch.setattr(operators, "result_of", lambda run, args, kwargs: run(*args, **kwargs))
+    assert first == second == record_stage(model, 2, kind)
+
+
+def test_what_is_equal_and_of_another_type_gives_another_result() -> None:
+    x = torch.empty(3, dtype=torch.int64, device="meta")
+    for other in (1, 1.0, True, 1, 1.0):
+        result = result_of(torch.ops.aten.mul.Scalar, (x, other), {})
+        assert result.dtype == (x * other).dtype
+
+
+def test_a_view_stays_one() -> None:
+    x = torch.empty(2, 6, device="meta")
+    for _ in range(3):
+        view = result_of(torch.ops.aten._unsafe_view.default, (x, [3, 4]), {})
+        assert view.untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
 def test_ends_and_layers_add_up() -> None:
