@@ -176,9 +176,15 @@ def _standing(
 ) -> dict[str, list[Part]]:
     found: dict[str, list[Part]] = defaultdict(list)
     for part, layers in parts:
-        for parameter in model.parameters(layers):
-            found[model.global_name(parameter.name)].append(part)
+        for name in _names(model, layers):
+            found[name].append(part)
     return dict(found)
+
+
+@lru_cache(maxsize=4096)
+def _names(model: ModelSpec, layers: tuple[int, int]) -> tuple[str, ...]:
+    """Returns the global names of the parameters of layers [first, last)."""
+    return tuple(model.global_name(parameter.name) for parameter in model.parameters(layers))
 
 
 def shared(plan: Plan) -> Mapping[tuple[Part, ...], Sequence[str]]:

@@ -6,8 +6,9 @@ should hold for that.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from heteropp.cost.planned import group_links, span_times, spread_of
 from heteropp.cost.stage_time import over_slices
@@ -84,31 +85,46 @@ def with_layers(stages: Sequence[Stage], counts: Sequence[int]) -> tuple[Stage, 
     )
 
 
-def _works(plan: Plan, pipeline: Pipeline, cluster: Cluster) -> Iterator[list[ReplicaWork]]:
+def _works(plan: Plan, pipeline: Pipeline, cluster: Cluster) -> Iterator[tuple[ReplicaWork, ...]]:
     """Yields the work of each stage's replicas, once of those that are alike."""
+    like = plan.model, plan.schedule, plan.zero_stage, plan.optimizer, pipeline.token_slices
     for s, (stage, held) in enumerate(
         zip(pipeline.stages, ministage_layers(pipeline, plan.schedule), strict=True)
     ):
         count = pipeline.micro_batches * pipeline.parts(s)
         if plan.schedule == "chimera":  # a ministage has every other micro-batch
             count = count // 2
-        alike = {}
-        for replica in stage.replicas:
-            for cp_index in range(stage.cp):
-                rank = replica.group(cp_index)[0]
-                alike[replica.kind, cp_index, spread_of(plan, rank)] = rank
-        yield [_work(plan, rank, held, count, cluster) for rank in alike.values()]
+        yield _stage_works(_StageWork(stage, held, count, like, plan), cluster)
 
 
-def _work(
-    plan: Plan, rank: int, held: Sequence[tuple[int, int]], count: int, cluster: Cluster
-) -> ReplicaWork:
-    """Returns the work of a rank for so many micro-batches through each ministage that it holds."""
-    links = group_links(plan, cluster, rank)
-    by_slice = [span_times(plan, cluster, rank, span, links) for span in held]
+@dataclass(frozen=True)
+class _StageWork:
+    """A stage of a plan, equal to those of others where its replicas have the same work."""
+
+    stage: Stage
+    held: tuple[tuple[int, int], ...]  # the layers of each ministage
+    count: int  # micro-batches through each of them
+    like: Hashable  # what of the plan all its stages depend on
+    plan: Plan = field(compare=False)
+
+
+@lru_cache(maxsize=4096)  # most neighbours of a plan differ from it in one stage or two
+def _stage_works(work: _StageWork, cluster: Cluster) -> tuple[ReplicaWork, ...]:
+    alike = {}
+    for replica in work.stage.replicas:
+        for cp_index in range(work.stage.cp):
+            rank = replica.group(cp_index)[0]
+            alike[replica.kind, cp_index, spread_of(work.plan, rank)] = rank
+    return tuple(_work(work, rank, cluster) for rank in alike.values())
+
+
+def _work(work: _StageWork, rank: int, cluster: Cluster) -> ReplicaWork:
+    """Returns the work of a rank."""
+    links = group_links(work.plan, cluster, rank)
+    by_slice = [span_times(work.plan, cluster, rank, span, links) for span in work.held]
     times, first = [over_slices(slices) for slices in by_slice], by_slice[0][0]
     return ReplicaWork(
-        own_s=sum(count * time.micro_batch_s + time.norm_s for time in times),
+        own_s=sum(work.count * time.micro_batch_s + time.norm_s for time in times),
         update_s=sum(time.update_s for time in times),
         first_s=max(first.forward_s, first.store_s),
     )
