@@ -148,8 +148,9 @@ def _rank_memory(
         for stage, place in zip(pipeline.stages, places, strict=True):
             alike: dict[tuple, Memory] = {}
             differ = bool(copies) or plan.optimizer == "muon"
-            for ranks, kind in _kinds_of_groups(plan, stage):
-                for rank in ranks if differ else ranks[:1]:
+            for group, kind in _kinds_of_groups(plan, stage):
+                for ranks in [(rank,) for rank in group] if differ else [group]:
+                    rank = ranks[0]
                     summed = tuple([copies.get((rank, k)) for k in range(stage.ministages)])
                     shard = plan.shard(rank)[0] if plan.optimizer == "muon" else 0
                     key = kind, shard, *summed
@@ -157,9 +158,7 @@ def _rank_memory(
                         profile, shape = profile_of[plan.chip(rank)], stage_shape(plan, rank)
                         whole = (plan.model, shape, plan.resharding, profile, shard, summed, place)
                         alike[key] = _peak(_Walked(whole, plan, rank, profile))
-                    memory[rank] = alike[key]
-                if not differ:
-                    memory.update(dict.fromkeys(ranks, memory[ranks[0]]))
+                    memory.update(dict.fromkeys(ranks, alike[key]))
     return tuple(memory[rank] for rank in range(plan.world_size))
 
 

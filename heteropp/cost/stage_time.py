@@ -59,7 +59,7 @@ class _BlockTerms:
 
     @cached_property
     def one(self) -> Terms:
-        """Those of a stage of one block."""
+        """The terms of a stage of one block."""
         return self.terms(self.blocks.one)
 
     @cached_property

@@ -128,7 +128,7 @@ class Cluster:
     fabric: Fabric = field(default_factory=Fabric)
 
     def __hash__(self) -> int:
-        """As cheap as can be: what is remembered of a cluster is mostly asked of the very same."""
+        """Looks at little, as it is asked for often; equality then compares all."""
         return hash((self.name, len(self.nodes), self.world_size))
 
     @property

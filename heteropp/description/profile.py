@@ -262,6 +262,8 @@ class MeasuredCluster(Cluster):
 
     profile: Profile | None = None
 
+    __hash__ = Cluster.__hash__
+
     def link(self, source: int, destination: int) -> Link:
         assert self.profile is not None
         return self.profile.link(pair_kind(self, source, destination)) or super().link(

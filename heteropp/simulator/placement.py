@@ -6,7 +6,7 @@ asks for the same again and again.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -30,11 +30,13 @@ class Seat:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    seats: list[Seat]
-    first_seats: dict[tuple[int, int], int]  # by pipeline and stage
-    links: dict[int, GroupLinks]  # by rank
-    seat_of: list[int]  # by actor: the first of the seats that it stands for
-    actor_of: list[int]  # by seat: the actor that stands for it
+    """The seats of a plan, and the actors that stand for them; programs share it."""
+
+    seats: Sequence[Seat]
+    first_seats: Mapping[tuple[int, int], int]  # by pipeline and stage
+    links: Mapping[int, GroupLinks]  # by rank
+    seat_of: Sequence[int]  # by actor: the first of the seats that it stands for
+    actor_of: Sequence[int]  # by seat: the actor that stands for it
 
 
 def placement(
@@ -65,7 +67,7 @@ class _Placed:
     plan: Plan = field(compare=False)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # each takes megabytes for thousands of chips
 def _known(cluster: Cluster, emulated: bool, placed: _Placed) -> Placement:
     return _placement(placed.plan, cluster, emulated, {}, True)
 

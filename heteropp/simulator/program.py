@@ -45,11 +45,11 @@ WORKS = (
 
 @dataclass(frozen=True)
 class Program:
-    seats: list[Seat]
+    seats: Sequence[Seat]
     tables: list[Sequence[Action]]  # by seat; one op each, but for the step at the end
     actors: list[Actor]
-    seat_of: list[int]  # by actor: the first of the seats that it stands for
-    actor_of: list[int]  # by seat: the actor that stands for it
+    seat_of: Sequence[int]  # by actor: the first of the seats that it stands for
+    actor_of: Sequence[int]  # by seat: the actor that stands for it
     groups: list[ReductionGroup]  # of seats
     reductions: list[list[list[int]]]  # by seat and ministage: its groups, in order
     begin_s: list[float]  # by seat: how much later than the first it begins

@@ -24,7 +24,7 @@ store = dicomm.FileStore(folder)
 rank = dicomm.Communicator(0, 2, store, secret=secret, transport=transport, timeout_s=20)
 rank.send(b"x", 1)
 rank.recv(bytearray(1), 1)
-pending, queued = rank.irecv(bytearray(1), 1, tag=9), rank.isend(bytes(1 << 20), 1, tag=10)
+pending, queued = rank.irecv(bytearray(1), 1, tag=9), rank.isend(bytes(4 << 20), 1, tag=10)
 if os.fork() == 0:
     def refused(use):
         try:
@@ -78,7 +78,7 @@ def test_a_forked_child_neither_ends_nor_prolongs_its_parents_connections(tmp_pa
         words = bytearray(20)
         assert communicator.recv(words, 0) == len(b"after the child")  # no goodbye came before
         communicator.send(b"x", 0, tag=9)
-        assert communicator.recv(bytearray(1 << 20), 0, tag=10) == 1 << 20
+        assert communicator.recv(bytearray(4 << 20), 0, tag=10) == 4 << 20
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         try:

@@ -48,7 +48,7 @@ def test_a_change_on_the_way_ends_the_connection_unless_nothing_was_asked_for(se
     assert any(PAID in relay.seen for relay in relays)
 
 
-@pytest.mark.parametrize("length", [1, 65_535, 65_537, 1 << 20, 5_000_001])
+@pytest.mark.parametrize("length", [1, 65_535, 65_537, 1 << 20, (1 << 20) + 1, 5_000_001])
 def test_messages_of_every_length_arrive(security, pair, length):
     ranks, _ = pair
     message = os.urandom(length)

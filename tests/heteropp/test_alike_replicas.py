@@ -157,7 +157,7 @@ def test_no_time_of_any_replica_differs(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_plans_on_the_same_chips_have_their_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is remembered of a plan's placement is what another one with other layers finds."""
+    """A plan with and without recompute shares a placement, and has the times it has alone."""
     monkeypatch.setattr(planned, "stage_time", stage_time)
     for seed in range(40):
         plan, cluster = drawn(seed)

@@ -15,7 +15,7 @@ import torch
 from clusters import tiny_model
 from tiny_decoders import tiny_config
 
-from heteropp.cost.tracing import operators
+from heteropp.cost.tracing import cache, operators
 from heteropp.cost.tracing.kind import Spread, StageKind
 from heteropp.cost.tracing.results import result_of
 from heteropp.cost.tracing.stage import Recording, record_stage
@@ -125,6 +125,12 @@ def test_what_is_equal_and_of_another_type_gives_another_result() -> None:
     for other in (1, 1.0, True, 1, 1.0):
         result = result_of(torch.ops.aten.mul.Scalar, (x, other), {})
         assert result.dtype == (x * other).dtype
+
+
+def test_every_module_that_traces_is_in_the_digest_of_what_is_kept() -> None:
+    folder = Path(cache.__file__).parent
+    modules = {f"cost/tracing/{path.stem}" for path in folder.glob("*.py")}
+    assert modules - {"cost/tracing/__init__"} <= {*cache.SOURCES}
 
 
 def test_a_view_stays_one() -> None:

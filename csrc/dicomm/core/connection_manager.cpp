@@ -165,8 +165,8 @@ void ConnectionManager::turn(Connection& connection) {
 void ConnectionManager::turn_all(int awaited_peer) {
   for (std::size_t i = 0; i < awake_.size(); ++i) {
     Connection& connection = *peers_[awake_[i]].connection;
-    const bool awaited = awaited_peer == awake_[i] || awaited_peer == Communicator::any_source;
-    if (awaited || connection.stream().cheap_to_poll()) turn(connection);
+    const bool wanted = awaited_peer == awake_[i] || awaited_peer == Communicator::any_source;
+    if (wanted || connection.stream().cheap_to_poll()) turn(connection);
   }
   if (awaited_peer == Communicator::any_source) return;
   if (Connection* awaited = live(awaited_peer); awaited && awaited->resting) turn(*awaited);

@@ -37,7 +37,8 @@ SOURCES = (  # of heteropp, beside those of the model's family
     *("models/parallel/token_context", "models/parallel/token_slices"),
     *("models/parallel/context_attention", "models/parted", "cost/token_shares"),
     *("cost/tracing/cache", "cost/tracing/kind", "cost/tracing/liveness"),
-    *("cost/tracing/operators", "cost/tracing/slices", "cost/tracing/stage", "cost/tracing/traces"),
+    *("cost/tracing/operators", "cost/tracing/results", "cost/tracing/slices"),
+    *("cost/tracing/stage", "cost/tracing/traces"),
 )
 
 UNWRITTEN = 1 / 8  # of a file's entries, at most, until flush() is called: each write is of all

@@ -7,6 +7,7 @@ a stage calls the same few operators on tensors of the same few shapes again and
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -27,33 +28,50 @@ def result_of(func: Any, args: Any, kwargs: Any) -> Any:
 
     That is so of operators that return one new tensor, and change none.
     """
-    of_args = _key((args, tuple(kwargs.items())))
-    key = None if of_args is None else (func, of_args)
+    of_args = _key((args, tuple(kwargs.items()))) if _makes_one(func) else None
+    if of_args is None:
+        return func(*args, **kwargs)
+    key = func, torch.get_default_dtype(), of_args
     layout = _known.get(key)
     if layout is not None:
         shape, strides, dtype = layout
         return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     result = func(*args, **kwargs)
-    if key is not None and key not in _known and len(_known) < MOST_KNOWN:
-        is_new = type(result) is Tensor and _is_new(func, result, tree_leaves((args, kwargs)))
+    if key not in _known and len(_known) < MOST_KNOWN:
+        is_new = type(result) is Tensor and _is_new(result, tree_leaves((args, kwargs)))
         _known[key] = (result.shape, result.stride(), result.dtype) if is_new else None
     return result
 
 
-def _is_new(func: Any, result: Tensor, given: list[Any]) -> bool:
-    """Whether a result is all that an operator does. Some give a view and do not say so."""
-    schema = func._schema
-    if any(value.alias_info for value in (*schema.arguments, *schema.returns)):
+@lru_cache(maxsize=4096)
+def _makes_one(func: Any) -> bool:
+    """Whether an operator returns one tensor, which is new as far as it says, and changes none."""
+    arguments, returns = func._schema.arguments, func._schema.returns
+    aliases = any(value.alias_info for value in (*arguments, *returns))
+    return len(returns) == 1 and not aliases
+
+
+def _is_new(result: Tensor, given: list[Any]) -> bool:
+    """Whether a tensor is new indeed, and its layout says all of it. Some operators give a view and
+    do not say so.
+    """
+    if result.device.type != "meta" or result.is_conj() or result.is_neg():
         return False
     storages = {leaf.untyped_storage()._cdata for leaf in given if isinstance(leaf, Tensor)}
-    return result.device.type == "meta" and result.untyped_storage()._cdata not in storages
+    storage = result.untyped_storage()
+    steps = sum((n - 1) * step for n, step in zip(result.shape, result.stride(), strict=True))
+    elements = 1 + steps if result.numel() else 0
+    is_all = storage.nbytes() == elements * result.element_size() and not result.storage_offset()
+    return is_all and storage._cdata not in storages
 
 
 def _key(value: Any) -> Hashable:
     """Returns what of an argument the layout of results depends on; None where nobody knows."""
     kind = type(value)
     if isinstance(value, Tensor):
-        return (value.shape, value.stride(), value.dtype) if value.device.type == "meta" else None
+        if value.device.type != "meta" or value.is_conj() or value.is_neg():
+            return None
+        return value.shape, value.stride(), value.dtype
     if kind in _PLAIN:
         return kind, value  # 1, 1.0 and True are equal, and not alike
     if kind is tuple or kind is list:

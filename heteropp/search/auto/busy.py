@@ -108,7 +108,7 @@ class _StageWork:
     plan: Plan = field(compare=False)
 
 
-@lru_cache(maxsize=4096)  # most neighbours of a plan differ from it in one stage or two
+@lru_cache(maxsize=1024)  # most neighbours of a plan differ from it in one stage or two
 def _stage_works(work: _StageWork, cluster: Cluster) -> tuple[ReplicaWork, ...]:
     alike = {}
     for replica in work.stage.replicas:

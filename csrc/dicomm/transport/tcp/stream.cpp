@@ -24,7 +24,8 @@ namespace dicomm {
 namespace {
 
 // How far a sender may be ahead of a receiver on the same host: little enough that the kernel's
-// copy is still in the processor's cache when it is read. (The kernel doubles the figure.)
+// copy is still in the processor's cache when it is read. (The kernel doubles the figure, and takes
+// no more than net.core.wmem_max.)
 constexpr int kLocalSendBytes = 512 << 10;
 
 // While a long message flows the next bytes are this near; to be woken for them costs more.
@@ -88,7 +89,7 @@ class TcpStream final : public Stream {
     return taken;
   }
 
-  // To be asked first costs more than a message of this size that nobody awaits yet.
+  // A message of this size that nobody awaits yet is cheaper to copy once more than to offer.
   std::size_t eager_bytes() const override { return 1 << 20; }
   LinkDescription describe() const override { return {"tcp", {}, protection_}; }
   int fd() const override { return socket_.get(); }
