@@ -110,9 +110,10 @@ def rehearse_beside(
 
     def rehearse() -> None:
         for left in (cluster, *_after_a_loss(cluster)):
-            if work.is_wanted:
-                with suppress(PlanError, SearchError):
-                    replan(left, plan, members, (), documents_apart, capacity)
+            if not work.is_wanted:
+                raise cache.NoLongerWantedError
+            with suppress(PlanError, SearchError):
+                replan(left, plan, members, (), documents_apart, capacity)
 
     work = _Work(rehearse, is_rehearsal=True)
     return _begin(work)
