@@ -7,20 +7,15 @@ layers and 1; both are traced, once for each kind of stage.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
+from heteropp.cost.block_terms import KindTerms, Terms, by_kind, for_blocks
 from heteropp.cost.communication import all_gather_s, all_reduce_s
 from heteropp.cost.kernels import host_s, kernels_s
 from heteropp.cost.stage_memory import Memory, StageShape, kept_bytes, stage_memory
-from heteropp.cost.tracing.traces import (
-    BlockTraces,
-    StageTrace,
-    StageTraces,
-    TracedPiece,
-    trace_stages,
-)
+from heteropp.cost.tracing.traces import StageTrace, StageTraces, TracedPiece, trace_stages
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Link
 from heteropp.description.profile import ChipProfile, ProfileError
@@ -46,30 +41,7 @@ OF_A_MICRO_BATCH = (
     *("backward_input_s", "backward_weight_s", "store_s", "fetch_s"),
 )
 MEASURED = ("forward_s", "recompute_s", "backward_input_s", "backward_weight_s", "norm_s")
-Terms = tuple[float, ...]  # seconds, of a stage of one block or of two
 Waits = tuple[float, float]  # seconds in one layer: for what comes, and for what is sent
-
-
-@dataclass(frozen=True, eq=False)
-class _BlockTerms:
-    """Some terms of stages whose blocks are of one kind, found where they are asked for."""
-
-    blocks: BlockTraces
-    terms: Callable[[StageTrace], Terms]
-
-    @cached_property
-    def one(self) -> Terms:
-        """The terms of a stage of one block."""
-        return self.terms(self.blocks.one)
-
-    @cached_property
-    def more(self) -> Terms:
-        """What a further block adds to each."""
-        two = self.terms(self.blocks.two)
-        return tuple([max(0.0, b - a) for a, b in zip(self.one, two, strict=True)])
-
-
-KindTerms = tuple[_BlockTerms, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +133,7 @@ def stage_time(
             _collectives(traces, shape.tp, inside, context, experts, pairs_apart),
             _step(traces, model.wide_dtype, copies, shape.zero_stage, chip, across),
         )
-        for figure in _for_blocks(terms, shape.layers)
+        for figure in for_blocks(terms, shape.layers)
     )
     orthogonal = _orthogonal_s(traces, shape, model.wide_dtype, chip, inside, across)
     forward_tp, own_tp, other_tp, parts = collectives
@@ -172,19 +144,19 @@ def stage_time(
         waits = _waits(traces, model.dtype, chip, context, pairs_apart)
     if shape.spread is not None or shape.token_shares is not None:
         links = context, experts
-        cut = _for_blocks(_hidden(traces, model.dtype, chip, *links, pairs_apart), shape.layers)
+        cut = for_blocks(_hidden(traces, model.dtype, chip, *links, pairs_apart), shape.layers)
         forward_tp, own_tp, other_tp = forward_tp - cut[0], own_tp - cut[1], other_tp - cut[2]
         if shape.spread is not None and shape.first:  # no stage before waits for a part of it
             whole = trace_stages(model, shape.kind(True), shape.blocks)
             hidden_s = _hidden(whole, model.dtype, chip, *links, pairs_apart)
-            in_whole = sum(_for_blocks(hidden_s, shape.layers)[1:]) - sum(cut[1:])
+            in_whole = sum(for_blocks(hidden_s, shape.layers)[1:]) - sum(cut[1:])
     recompute = forward
     if profile is not None:
         forward, recompute, own, other, norm, update = _measured(
             model, shape, chip, across, profile
         )
     elif chip.kernels is not None:
-        every_issued = _for_blocks(_issuing(traces, chip), shape.layers)
+        every_issued = for_blocks(_issuing(traces, chip), shape.layers)
         issued_s = sum(every_issued[1:])
         forward, own, other = (
             max(computing, issued - collective)
@@ -270,33 +242,10 @@ def _by_chip_file(model: ModelSpec, shape: StageShape, chip: ChipSpec, across: L
     """Returns what the chip file says of a stage, term by term of _measured."""
     traces = trace_stages(model, shape.kind(), shape.blocks)
     copies = shape.dp, shape.expert_copies
-    forward, own, other = _for_blocks(_computing(traces, model.dtype, chip), shape.layers)
+    forward, own, other = for_blocks(_computing(traces, model.dtype, chip), shape.layers)
     step = _step(traces, model.wide_dtype, copies, shape.zero_stage, chip, across)
-    _, norm, update, *_ = _for_blocks(step, shape.layers)
+    _, norm, update, *_ = for_blocks(step, shape.layers)
     return forward, forward, own, other, norm, update
-
-
-def _by_kind(traces: StageTraces, terms: Callable[[StageTrace], Terms]) -> KindTerms:
-    return tuple(_BlockTerms(kind, terms) for kind in traces.kinds)
-
-
-def _for_blocks(kinds: KindTerms, layers: int) -> Terms:
-    """Returns the terms of a stage of so many blocks.
-
-    Gradients of two blocks may be summed by another algorithm, in less time than those of one:
-    a further block then adds nothing.
-    """
-    first, *others = kinds
-    if not others:
-        if layers == 1:
-            return first.one
-        pairs = zip(first.one, first.more, strict=True)
-        return tuple([a + (layers - 1) * more for a, more in pairs])
-    result = [a - more for a, more in zip(first.one, first.more, strict=True)]
-    for kind in kinds:
-        for i, more in enumerate(kind.more):
-            result[i] += layers * kind.blocks.share * more
-    return tuple(result)
 
 
 def ends_s(
@@ -324,7 +273,7 @@ def _computing(traces: StageTraces, dtype: str, chip: ChipSpec) -> KindTerms:
         pieces = (t.forward, t.backward_input, t.backward_weight)
         return tuple(_operators_s(piece, dtype, chip) for piece in pieces)
 
-    return _by_kind(traces, terms)
+    return by_kind(traces, terms)
 
 
 @lru_cache(maxsize=65536)
@@ -336,7 +285,7 @@ def _issuing(traces: StageTraces, chip: ChipSpec) -> KindTerms:
     def terms(t: StageTrace) -> Terms:
         return tuple(host_s(p, chip) for p in (t.forward, t.backward_input, t.backward_weight))
 
-    return _by_kind(traces, terms)
+    return by_kind(traces, terms)
 
 
 @lru_cache(maxsize=65536)
@@ -363,7 +312,7 @@ def _collectives(
             all_reduce_s(t.parts_bytes, tp, inside) if t.parts_bytes else 0.0,
         )
 
-    return _by_kind(traces, terms)
+    return by_kind(traces, terms)
 
 
 @lru_cache(maxsize=65536)
@@ -388,7 +337,7 @@ def _hidden(
         pieces = (t.forward, t.backward_input, t.backward_weight)
         return tuple(sum(map(hidden_s, piece.overlaps)) for piece in pieces)
 
-    return _by_kind(traces, terms)
+    return by_kind(traces, terms)
 
 
 @lru_cache(maxsize=65536)
@@ -464,7 +413,7 @@ def _step(
             t.flat_bytes,
         )
 
-    return _by_kind(traces, terms)
+    return by_kind(traces, terms)
 
 
 def _orthogonal_s(
@@ -479,7 +428,7 @@ def _orthogonal_s(
         return 0.0
     shards = shape.dp if shape.zero_stage else 1
     terms = _orthogonal_terms(traces, shape.tp, chip, inside)
-    gradient, matrix, count, all_s = _for_blocks(terms, shape.layers)
+    gradient, matrix, count, all_s = for_blocks(terms, shape.layers)
     if shards == 1:
         return all_s
     share = min(1.0, gradient / shards / matrix + 1 / count)
@@ -497,7 +446,7 @@ def _orthogonal_terms(traces: StageTraces, tp: int, chip: ChipSpec, inside: Link
         seconds = pieces_s + _operators_s(t.orthogonal, "bfloat16", chip)
         return t.gradient_bytes, t.matrix_bytes, t.matrices, seconds
 
-    return _by_kind(traces, terms)
+    return by_kind(traces, terms)
 
 
 def _operators_s(piece: TracedPiece, dtype: str, chip: ChipSpec, shards: int = 1) -> float:

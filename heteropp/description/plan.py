@@ -212,13 +212,9 @@ class Pipeline:
 
     def parts(self, stage: int) -> int:
         """Returns how many of the stage's own micro-batches make one micro-batch of the plan."""
+        whole = max(stage.micro_batch for stage in self.stages)  # the plan's; see validate
         own = self.stages[stage].micro_batch
-        return self._micro_batch // own if own else 1  # a planner's sketch has no replicas yet
-
-    @cached_property
-    def _micro_batch(self) -> int:
-        """The plan's micro-batch; see validate."""
-        return max(stage.micro_batch for stage in self.stages)
+        return whole // own if own else 1  # a planner's sketch has no replicas yet
 
     @model_serializer(mode="wrap")
     def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

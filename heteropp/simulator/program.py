@@ -25,7 +25,7 @@ from heteropp.description.plan import Pipeline, Plan, Stage, ministage_layers
 from heteropp.layout.resharding import group_boxes
 from heteropp.schedule.action import Action, Kind
 from heteropp.schedule.stage_actions import TableKey, links, table_key, table_of
-from heteropp.simulator.boundaries import Boundary, Way, boundary
+from heteropp.simulator.boundaries import Way, boundary
 from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Op, Transmission
 from heteropp.simulator.gradients import reductions
 from heteropp.simulator.placement import Seat, factor_of, lengths, placement
@@ -158,9 +158,6 @@ class _Compiler:
             exchange_s=_exchange_s(self.plan, self.cluster),
             update_s=update_s,
         )
-
-    def _boundary(self, sender: Stage, receiver: Stage, length: int) -> Boundary:
-        return boundary(sender, receiver, length, self.plan.resharding)
 
     def _stage(self, seat: Seat) -> Stage:
         return self.plan.pipelines[seat.pipeline].stages[seat.stage]
@@ -305,7 +302,8 @@ class _Compiler:
         """
         sender, receiver = (self.plan.pipelines[p].stages[s] for p, s in (one, other))
         first, others = self.first_seats[one], self.first_seats[other]
-        for r, ways in enumerate(self._boundary(sender, receiver, length).ways):
+        joint = boundary(sender, receiver, length, self.plan.resharding)
+        for r, ways in enumerate(joint.ways):
             a = self.actor_of[first + r]
             if self.seat_of[a] != first + r:
                 continue

@@ -16,6 +16,7 @@ from heteropp.description.cluster import Cluster, Link, Node
 from heteropp.description.fabric import Fabric, LinkEntry
 from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage, validate
 from heteropp.models.spec import ModelSpec
+from heteropp.search.auto.changed import with_each
 from heteropp.search.auto.trials import passes
 from heteropp.simulator import placement
 from heteropp.simulator import simulate as simulator
@@ -161,20 +162,11 @@ def test_plans_on_the_same_chips_have_their_own_times(monkeypatch: pytest.Monkey
     monkeypatch.setattr(planned, "stage_time", stage_time)
     for seed in range(40):
         plan, cluster = drawn(seed)
-        for other in (with_recompute(plan), plan):
+        again = with_each(plan, lambda stage: replace(stage, recompute=not stage.recompute))
+        for other in (again, plan):
             found = simulate(other, cluster)
             placement._known.cache_clear()
             assert found.timing == simulate(other, cluster).timing, seed
-
-
-def with_recompute(plan: Plan) -> Plan:
-    return replace(
-        plan,
-        pipelines=tuple(
-            replace(p, stages=tuple(replace(s, recompute=not s.recompute) for s in p.stages))
-            for p in plan.pipelines
-        ),
-    )
 
 
 def test_replicas_with_nics_of_their_own_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
