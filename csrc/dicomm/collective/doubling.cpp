@@ -52,8 +52,8 @@ std::int64_t dissemination_barrier(Exchange& exchange, std::int64_t ready_at_ns)
   const int size = exchange.size();
   std::int64_t arrived = 0;
   for (int distance = 1; distance < size; distance *= 2) {
-    const auto signal = exchange.receive_signal((exchange.rank() - distance + size) % size);
     exchange.send_signal((exchange.rank() + distance) % size, std::max(ready_at_ns, arrived));
+    const auto signal = exchange.receive_signal((exchange.rank() - distance + size) % size);
     arrived = std::max(arrived, exchange.wait(signal));
   }
   return std::max(arrived, exchange.finish());

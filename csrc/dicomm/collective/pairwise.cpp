@@ -29,12 +29,12 @@ std::int64_t direct_allreduce(Exchange& exchange, const void* input, void* outpu
   std::vector<Exchange::Incoming> incoming;
   incoming.reserve(size);
   for (int peer = 0; peer < size; ++peer) sources[peer] = scratch.data() + peer * bytes;
+  for (int step = 1; step < size; ++step)
+    exchange.send(input, bytes, (rank + step) % size, ready_at_ns);
   for (int step = 1; step < size; ++step) {
     const int peer = (rank - step + size) % size;
     incoming.push_back(exchange.receive(scratch.data() + peer * bytes, bytes, peer));
   }
-  for (int step = 1; step < size; ++step)
-    exchange.send(input, bytes, (rank + step) % size, ready_at_ns);
   const std::int64_t arrived = exchange.wait(incoming);
   const std::int64_t left = exchange.finish();  // the output may be the input being sent
   sources[rank] = input;

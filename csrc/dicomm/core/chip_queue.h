@@ -40,6 +40,7 @@ class ChipQueue {
   void look() {
     if (!waiting_.empty()) let_go();
   }
+  bool empty() const { return waiting_.empty(); }
   // Since when, as far as is known, the chip is at what the first ones wait for; nothing but look()
   // learns that it is through.
   std::optional<Time> waits_since() const;

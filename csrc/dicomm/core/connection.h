@@ -26,6 +26,8 @@ class Connection {
   const PeerIdentity& peer() const { return peer_; }
   Stream& stream() const { return *stream_; }
 
+  // Writes a short message that nothing waits before. False: there is something, or no room.
+  bool send_at_once(const RequestState& request, std::uint32_t context);
   // Queues; flush() writes.
   void send_message(RequestState& request);
   void send_join(std::uint32_t context);
@@ -48,6 +50,13 @@ class Connection {
   bool pulling() const { return !pulls_.empty(); }
   // Whether copy() may have something to do.
   bool copying() const { return pulling() || !offers_.empty() || !chip_copies_.empty(); }
+  // Whether a look at it would surely find nothing to do.
+  bool idle() const {
+    return !header_read_ && !copying() && !has_output() && stream_->has_nothing();
+  }
+  // Whether it said something that communicators have to hear of.
+  bool has_words() const { return !words_.empty() || has_left_; }
+  bool copies_by_chip() const { return !chip_copies_.empty(); }
   // Since when the chip copies something; nothing but copy() learns that it is through.
   std::optional<std::chrono::steady_clock::time_point> chip_copies_since() const;
   bool has_chip_copies(std::uint32_t context) const;

@@ -80,10 +80,9 @@ std::string ConnectionManager::hint(int rank) const {
   return hint;
 }
 
-// Whatever is done with a connection, or asked of its peer, comes here or through turn().
-void ConnectionManager::rouse(Connection& connection) {
-  connection.idle_sleeps = 0;
-  if (std::exchange(connection.resting, false)) awake_.push_back(connection.peer().rank);
+void ConnectionManager::leave_rest(Connection& connection) {
+  connection.resting = false;
+  awake_.push_back(connection.peer().rank);
 }
 
 void ConnectionManager::settle(Connection& connection) {
@@ -152,13 +151,14 @@ void ConnectionManager::cut_off_holders(Time now) {
 
 // One look at a connection: reads, copies, writes, and draws the conclusions.
 void ConnectionManager::turn(Connection& connection) {
+  if (connection.idle()) return;
   bool received = false;
   const auto end = end_after([&] {
     received = connection.receive();
     if (connection.copying() && connection.copy(!crowded())) copied_ = true;
   });
   if (received || connection.copying()) rouse(connection);
-  if (received || end) conclude(connection, end ? &*end : nullptr);
+  if (end || connection.has_words()) conclude(connection, end ? &*end : nullptr);
   if (!connection.ended() && connection.has_output()) settle(connection);
 }
 

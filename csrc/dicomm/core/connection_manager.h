@@ -6,6 +6,7 @@
 //   connection_manager.cpp   a connection's life from then on
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -77,6 +78,11 @@ class ConnectionManager {
   // What may explain that a wait for the rank, or for any, was in vain.
   std::string hint(int rank) const;
 
+  // Whatever is done with a connection, or asked of its peer, comes here, or through settle().
+  void rouse(Connection& connection) {
+    connection.idle_sleeps = 0;
+    if (connection.resting) leave_rest(connection);
+  }
   // Writes what fits; if that is not all, sees to it that someone writes the rest.
   void settle(Connection& connection);
   // Looks at every connection that does not rest where looking is free, and at the awaited one.
@@ -92,6 +98,10 @@ class ConnectionManager {
   Time check_alive();
   // Since when the chip copies messages of peers, who hold their memory until they are told.
   std::optional<Time> chip_copies_since() const;
+  bool copies_by_chip() const {
+    return std::ranges::any_of(
+        awake_, [this](int rank) { return peers_[rank].connection->copies_by_chip(); });
+  }
   bool has_chip_copies(std::uint32_t context) const;
 
   void serve_lobby();
@@ -126,7 +136,7 @@ class ConnectionManager {
   // connection_manager.cpp
   void connected(int rank, const PeerIdentity& peer, std::unique_ptr<Stream> stream);
   void turn(Connection& connection);
-  void rouse(Connection& connection);
+  void leave_rest(Connection& connection);
   void conclude(Connection& connection, const StreamEnd* end);
   void end_connection(int rank, std::string why);
   void stream_ended(int rank, const StreamEnd& end);

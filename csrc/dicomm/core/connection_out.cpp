@@ -40,6 +40,22 @@ void Connection::enqueue(Outgoing& frame) {
   if (&frame == &current_) start_writing();
 }
 
+bool Connection::send_at_once(const RequestState& request, std::uint32_t context) {
+  const std::size_t cost = request.bytes + kMessageOverheadBytes;
+  if (has_output() || eager_outstanding_ + cost > kCreditBytes) return false;
+  FrameHeader header;
+  header.kind = FrameKind::eager;
+  header.credit = consumed_;
+  header.tag = request.tag;
+  header.bytes = request.bytes;
+  header.context = context;
+  if (!stream_->write_at_once(&header, FrameHeader::kShortBytes, request.data, request.bytes))
+    return false;
+  consumed_ = 0;
+  eager_outstanding_ += cost;
+  return true;
+}
+
 void Connection::send_message(RequestState& request) {
   const std::size_t cost = request.bytes + kMessageOverheadBytes;
   const bool eager = !request.chip && request.bytes <= stream_->eager_bytes() &&

@@ -78,7 +78,7 @@ class ProgressDriver::Leadership {
     driver_.ledger_.awaited_by_leader = nullptr;
     driver_.leading_ = false;
     if (driver_.ledger_.sleepers > 0) driver_.ledger_.changed.notify_all();
-    if (driver_.parked_ || driver_.chip_works_since()) driver_.wanted_.notify_all();
+    if (driver_.parked_ || driver_.chip_works()) driver_.wanted_.notify_all();
   }
 
  private:
@@ -100,7 +100,7 @@ void ProgressDriver::lead(Lock& lock, Time until, const RequestState* awaited) {
   int timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
   // The thread of its own that only looks in gets ready, too: where no caller ever sleeps, idle
   // connections would never come to rest. It does not while it watches a chip's quick work.
-  const bool watches = timeout_ms == 0 && (awaited || chip_works_since());
+  const bool watches = timeout_ms == 0 && (awaited || chip_works());
   const bool busy = stop_ || (awaited && (awaited->done || stays_awake())) || watches;
   const bool ready = !busy && connections_.ready_to_sleep();
   if (!ready) timeout_ms = 0;
@@ -139,9 +139,9 @@ void ProgressDriver::look_at_chip() {
 // A caller that moved bytes while the leader slept may go away with some half done, or read ahead,
 // of which no descriptor tells.
 void ProgressDriver::leave_rest_to_leader() {
-  const bool chip_works = chip_works_since().has_value();
-  if (chip_works) wanted_.notify_all();
-  if (poller_.sleeping() && (chip_works || !connections_.ready_to_sleep())) poller_.wake();
+  const bool works = chip_works();
+  if (works) wanted_.notify_all();
+  if (poller_.sleeping() && (works || !connections_.ready_to_sleep())) poller_.wake();
 }
 
 void ProgressDriver::run() {

@@ -61,6 +61,7 @@ class ProgressDriver {
   void lead(Lock& lock, Time until, const RequestState* awaited = nullptr);
   bool stays_awake();
   void turn(int awaited_peer);
+  bool chip_works() const { return !chip_queue_.empty() || connections_.copies_by_chip(); }
   std::optional<Time> chip_works_since() const;
   Time next_look_at_chip() const;
   template <class F>

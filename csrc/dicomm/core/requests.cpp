@@ -53,12 +53,9 @@ std::shared_ptr<Requests> Requests::create(std::shared_ptr<Engine> engine, const
   return requests;
 }
 
-// Its world rank.
-int Requests::checked_peer(int peer, const char* operation) const {
-  if (peer < 0 || peer >= options_.world_size || peer == options_.rank)
-    throw Error(text(operation, ": peer ", peer, " is not another rank of this job (this is rank ",
-                     options_.rank, " of ", options_.world_size, ")"));
-  return peers_[peer].world_rank;
+void Requests::throw_no_such_peer(int peer, const char* operation) const {
+  throw Error(text(operation, ": peer ", peer, " is not another rank of this job (this is rank ",
+                   options_.rank, " of ", options_.world_size, ")"));
 }
 
 const std::string& Requests::gone(const Peer& peer) const {
@@ -152,7 +149,24 @@ void Requests::add(RequestState& request) {
   engine_->ledger().add(request);
 }
 
+// Most short messages: nothing holds them up, and there is room for them. Such a request is never
+// among those that wait.
+bool Requests::send_at_once(RequestState& request) {
+  Peer& to = peer_of(request);
+  if (failure_ || closing_ || !to.told || !to.gone.empty() || to.pace.bytes_per_s > 0) return false;
+  if (request.chip || engine_->chip_queue().holds_back(request)) return false;
+  Connection* connection = engine_->connections().live(to.world_rank);
+  if (!connection || !connection->send_at_once(request, context_)) return false;
+  engine_->connections().rouse(*connection);
+  engine_->progress().touch();
+  to.bytes_sent += request.bytes;
+  request.moved = request.bytes;
+  request.done.store(true, std::memory_order_release);
+  return true;
+}
+
 void Requests::start_send(RequestState& request, std::int64_t ready_at_ns) {
+  if (send_at_once(request)) return;
   add(request);
   if (refuse(request)) return;
   peer_of(request).bytes_sent += request.bytes;
@@ -227,7 +241,7 @@ void Requests::post(RequestState& request) {
       connection.receive_arrival(request, arrival);
       if (!connection.ended()) {
         connections.settle(connection);
-        if (connection.has_pulls() || connection.chip_copies_since()) engine_->poller().wake();
+        if (connection.has_pulls() || connection.copies_by_chip()) engine_->poller().wake();
       }
       return;
     }
@@ -240,18 +254,20 @@ void Requests::post(RequestState& request) {
 // Whether the request can never succeed; fails it.
 bool Requests::refuse(RequestState& request) {
   const bool any = request.peer_number == Communicator::any_source;
-  if (closing_) {
-    fail(request, Outcome::aborted, "this communicator is closed");
-  } else if (failure_) {
-    fail(request, failure_->outcome, failure_->reason);
-  } else if (!any && !gone(peer_of(request)).empty()) {
-    fail(request, Outcome::peer_error, gone(peer_of(request)));
-  } else if (any && all_gone()) {
-    fail(request, Outcome::peer_error, "every peer left");
-  } else {
-    return false;
-  }
+  if (!closing_ && !failure_ && !(any ? all_gone() : !gone(peer_of(request)).empty())) return false;
+  fail_hopeless(request);
   return true;
+}
+
+void Requests::fail_hopeless(RequestState& request) {
+  if (closing_)
+    fail(request, Outcome::aborted, "this communicator is closed");
+  else if (failure_)
+    fail(request, failure_->outcome, failure_->reason);
+  else if (request.peer_number == Communicator::any_source)
+    fail(request, Outcome::peer_error, "every peer left");
+  else
+    fail(request, Outcome::peer_error, gone(peer_of(request)));
 }
 
 std::string Requests::failure_of(const RequestState& request, const std::string& reason) const {

@@ -99,7 +99,13 @@ class Requests final : public std::enable_shared_from_this<Requests> {
   Requests(std::shared_ptr<Engine> engine, const Options& options, std::uint32_t context,
            const std::vector<int>& ranks);
 
-  int checked_peer(int peer, const char* operation) const;
+  // Its world rank. Throws Error.
+  int checked_peer(int peer, const char* operation) const {
+    if (peer < 0 || peer >= options_.world_size || peer == options_.rank)
+      throw_no_such_peer(peer, operation);
+    return peers_[peer].world_rank;
+  }
+  [[noreturn]] void throw_no_such_peer(int peer, const char* operation) const;
   Peer& peer_of(const RequestState& request) { return peers_[rank_of(request.peer_number)]; }
   const std::string& gone(const Peer& peer) const;
   bool all_gone() const;
@@ -108,6 +114,7 @@ class Requests final : public std::enable_shared_from_this<Requests> {
   std::string hint(const RequestState& request) const;
   // Under the mutex.
   void add(RequestState& request);
+  bool send_at_once(RequestState& request);
   void start_send(RequestState& request, std::int64_t ready_at_ns);
   void start_receive(RequestState& request);
   bool waits_for_chip(RequestState& request);
@@ -117,6 +124,7 @@ class Requests final : public std::enable_shared_from_this<Requests> {
   Connection* reach(Peer& peer);
   void join(Peer& peer, Connection& connection);
   bool refuse(RequestState& request);
+  void fail_hopeless(RequestState& request);
   void fail(RequestState& request, Outcome outcome, const std::string& reason);
   void let_go(RequestState& request, Outcome outcome, const std::string& reason);
   template <class F>

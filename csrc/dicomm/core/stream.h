@@ -48,6 +48,13 @@ class Stream {
   virtual std::size_t write(const iovec* parts, int count) = 0;
   virtual std::size_t read(void* data, std::size_t bytes) = 0;
 
+  // Writes a frame that is short for this transport, all of it or nothing, and throws nothing.
+  // False: write() has to be asked.
+  virtual bool write_at_once(const void* /*header*/, std::size_t /*header_bytes*/,
+                             const void* /*payload*/, std::size_t /*payload_bytes*/) {
+    return false;
+  }
+
   // Messages up to this length are sent at once, longer ones when the receiver is ready.
   virtual std::size_t eager_bytes() const = 0;
   // From here on this host has more ranks than cores: the peer may well run on this side's.
@@ -87,6 +94,8 @@ class Stream {
   virtual bool watch_writable() const { return false; }
   // Whether read() may have something, for free.
   virtual bool cheap_to_poll() const { return false; }
+  // Whether read() would surely move nothing, nor throw.
+  virtual bool has_nothing() const { return false; }
 
   // Asks the peer to wake this side; false: there is something to do already.
   virtual bool prepare_sleep(bool /*want_to_write*/) { return true; }

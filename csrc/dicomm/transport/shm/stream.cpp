@@ -56,12 +56,25 @@ std::size_t ShmStream::write(const iovec* parts, int count) {
   Gather source(parts);
   std::size_t sent = 0;
   while (sent < wanted) {
-    const std::size_t bytes = write_piece(source, wanted - sent);
+    const std::size_t bytes = room(wanted - sent);
     if (bytes == 0) break;
+    write_piece(bytes, [&](std::byte* piece) { source.copy(piece, bytes); });
     sent += bytes;
   }
   if (sent > 0) ring_bell(out_.ring.reader_asleep);
   return sent;
+}
+
+bool ShmStream::write_at_once(const void* header, std::size_t header_bytes, const void* payload,
+                              std::size_t payload_bytes) {
+  const std::size_t bytes = header_bytes + payload_bytes;
+  if (ended_ || bytes > shm::kEagerBytes || room(bytes) < bytes) return false;
+  write_piece(bytes, [&](std::byte* piece) {
+    dicomm::copy(piece, header, header_bytes);
+    if (payload_bytes > 0) dicomm::copy(piece + header_bytes, payload, payload_bytes);
+  });
+  ring_bell(out_.ring.reader_asleep);
+  return true;
 }
 
 std::size_t ShmStream::read(void* data, std::size_t bytes) {
@@ -128,14 +141,14 @@ std::size_t ShmStream::room(std::size_t wanted) {
   return 0;
 }
 
-std::size_t ShmStream::write_piece(Gather& source, std::size_t wanted) {
-  const std::size_t bytes = room(wanted);
-  if (bytes == 0) return 0;
+// For as many bytes as there is room.
+template <class Copy>
+void ShmStream::write_piece(std::size_t bytes, Copy&& copy_to) {
   Slot& slot = out_.ring.slots[written_slots_ % Ring::kSlots];
   const bool fits_slot = bytes <= Slot::kInlineBytes;
   const bool from_beginning = !fits_slot && written_bytes_ % Ring::kBytes == 0;
   std::byte* const piece = fits_slot ? slot.data : out_.ring.data + written_bytes_ % Ring::kBytes;
-  source.copy(piece, bytes);
+  copy_to(piece);
   slot.read_slots = static_cast<std::uint32_t>(read_slots_);
   slot.turn_and_bytes.store(std::uint64_t{Ring::turn(written_slots_)} << 32 |
                                 (from_beginning ? Slot::kFromBeginning : 0) | bytes,
@@ -145,7 +158,6 @@ std::size_t ShmStream::write_piece(Gather& source, std::size_t wanted) {
     if (!crowded_) hand_over(piece, bytes);
     written_bytes_ += Ring::aligned(bytes);
   }
-  return bytes;
 }
 
 bool ShmStream::piece_waits() const {

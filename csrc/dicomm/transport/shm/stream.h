@@ -24,6 +24,8 @@ class ShmStream final : public Stream {
 
   std::size_t write(const iovec* parts, int count) override;
   std::size_t read(void* data, std::size_t bytes) override;
+  bool write_at_once(const void* header, std::size_t header_bytes, const void* payload,
+                     std::size_t payload_bytes) override;
   std::size_t eager_bytes() const override {
     const bool readable = out_.finding.load(std::memory_order_relaxed) == Lane::readable;
     return readable && !crowded_ ? shm::kEagerBytes : shm::kEagerByRingBytes;
@@ -42,6 +44,7 @@ class ShmStream final : public Stream {
 
   int fd() const override { return socket_.get(); }
   bool cheap_to_poll() const override { return true; }
+  bool has_nothing() const override { return piece_left_ == 0 && !ended_ && !piece_waits(); }
   bool outlives_writer() const override { return true; }
   bool is_within_host() const override { return true; }
   LinkDescription describe() const override;
@@ -55,7 +58,8 @@ class ShmStream final : public Stream {
  private:
   // stream.cpp
   std::size_t room(std::size_t wanted);
-  std::size_t write_piece(Gather& source, std::size_t wanted);
+  template <class Copy>
+  void write_piece(std::size_t bytes, Copy&& copy_to);
   bool piece_waits() const;
   bool next_piece();
   void all_read();
