@@ -224,7 +224,7 @@ void ProgressDriver::give_way(const RequestState& request) {
         shared |= stream.peer_shares_core(core);
         cheap &= stream.cheap_to_poll();
       }
-    shared_core_turns_ = shared && cheap ? shared_core_turns_ + 1 : 0;
+    shared_core_turns_ = shared ? shared_core_turns_ + 1 : 0;
     part =
         shared_core_turns_ >= kLooksWithSharing && rank_ < awaited_peer && !connections_.crowded();
     if (part) shared_core_turns_ = 0;
@@ -232,7 +232,7 @@ void ProgressDriver::give_way(const RequestState& request) {
   if (part) leave_core(core);
   if (cores_ == 1 && connections_.crowded() && cheap && !shared && !busy)
     nap();
-  else if (shared || cores_ == 1)
+  else if (shared || !cheap || cores_ == 1)  // a costly look costs more than giving way
     ::sched_yield();
 }
 

@@ -61,7 +61,7 @@ class TcpStream final : public Stream {
     // Not before it is connected: the kernel would give up a call sooner, too.
     const int longest_ms = static_cast<int>(kLongestRepeatPause.count());
     ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_RTO_MAX_MS, &longest_ms, sizeof longest_ms);
-    if (leads_to_this_host(socket_.get()))
+    if (local_)
       ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &kLocalSendBytes, sizeof kLocalSendBytes);
   }
 
@@ -94,8 +94,14 @@ class TcpStream final : public Stream {
   LinkDescription describe() const override { return {"tcp", {}, protection_}; }
   int fd() const override { return socket_.get(); }
   bool watch_writable() const override { return true; }
-  // It may; asking the kernel for bytes costs more than giving way.
-  bool peer_shares_core(int) override { return true; }
+  // What a process of this host sends is received by the kernel on the sender's core.
+  bool peer_shares_core(int core) override {
+    int sender_core = -1;
+    socklen_t length = sizeof sender_core;
+    return local_ &&
+           ::getsockopt(socket_.get(), SOL_SOCKET, SO_INCOMING_CPU, &sender_core, &length) == 0 &&
+           sender_core == core;
+  }
   bool prepare_sleep(bool) override {
     if (first_ != last_) return false;
     if (flowing_ && Clock::now() - moved_at_ > kFlowPause) flowing_ = false;
@@ -150,6 +156,7 @@ class TcpStream final : public Stream {
   }
 
   Fd socket_;
+  const bool local_ = leads_to_this_host(socket_.get());
   const std::string protection_;
   const std::string name_;
   std::vector<char> ahead_;
