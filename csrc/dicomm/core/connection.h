@@ -27,7 +27,7 @@ class Connection {
   Stream& stream() const { return *stream_; }
 
   // Writes a short message that nothing waits before. False: there is something, or no room.
-  bool send_at_once(const RequestState& request, std::uint32_t context);
+  bool send_at_once(const RequestState& request);
   // Queues; flush() writes.
   void send_message(RequestState& request);
   void send_join(std::uint32_t context);

@@ -40,7 +40,7 @@ void Connection::enqueue(Outgoing& frame) {
   if (&frame == &current_) start_writing();
 }
 
-bool Connection::send_at_once(const RequestState& request, std::uint32_t context) {
+bool Connection::send_at_once(const RequestState& request) {
   const std::size_t cost = request.bytes + kMessageOverheadBytes;
   if (has_output() || eager_outstanding_ + cost > kCreditBytes) return false;
   FrameHeader header;
@@ -48,7 +48,7 @@ bool Connection::send_at_once(const RequestState& request, std::uint32_t context
   header.credit = consumed_;
   header.tag = request.tag;
   header.bytes = request.bytes;
-  header.context = context;
+  header.context = request.context;
   if (!stream_->write_at_once(&header, FrameHeader::kShortBytes, request.data, request.bytes))
     return false;
   consumed_ = 0;

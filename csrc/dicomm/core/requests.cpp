@@ -145,7 +145,6 @@ std::size_t Requests::recv(void* data, std::size_t capacity, int peer, std::uint
 
 void Requests::add(RequestState& request) {
   engine_->progress().touch();
-  request.context = context_;
   engine_->ledger().add(request);
 }
 
@@ -156,7 +155,7 @@ bool Requests::send_at_once(RequestState& request) {
   if (failure_ || closing_ || !to.told || !to.gone.empty() || to.pace.bytes_per_s > 0) return false;
   if (request.chip || engine_->chip_queue().holds_back(request)) return false;
   Connection* connection = engine_->connections().live(to.world_rank);
-  if (!connection || !connection->send_at_once(request, context_)) return false;
+  if (!connection || !connection->send_at_once(request)) return false;
   engine_->connections().rouse(*connection);
   engine_->progress().touch();
   to.bytes_sent += request.bytes;
@@ -166,6 +165,7 @@ bool Requests::send_at_once(RequestState& request) {
 }
 
 void Requests::start_send(RequestState& request, std::int64_t ready_at_ns) {
+  request.context = context_;
   if (send_at_once(request)) return;
   add(request);
   if (refuse(request)) return;
@@ -228,6 +228,7 @@ void Requests::join(Peer& peer, Connection& connection) {
 }
 
 void Requests::start_receive(RequestState& request) {
+  request.context = context_;
   add(request);
   if (failure_ || closing_ || !waits_for_chip(request)) post(request);
 }
