@@ -14,6 +14,7 @@ from heteropp.search.auto.busy import balanced, with_layers
 from heteropp.search.auto.changed import places, with_each, with_one, with_stages
 from heteropp.search.auto.expert_moves import expert_parallel
 from heteropp.search.auto.freedom import Freedom, as_schedule
+from heteropp.search.auto.joining import STEPS, idle_joined, scaled, shared, with_replica
 from heteropp.search.auto.regrouping import regrouped, way_of
 from heteropp.search.auto.slicing import cut_anew, token_slices, whole
 from heteropp.search.auto.spreading import with_shares_that_fit
@@ -24,7 +25,6 @@ SLACK = 0  # the first kind: less slack than there could be may be faster than a
 AHEAD = (None, 0, 1, 2)  # how far stages of 1F1B may run ahead
 MINISTAGES = (2, 3, 4)  # of schedules that interleave them
 WAYS_TO_JOIN = 3  # two stages
-STEPS = (1, 2, 4)  # layers, sequences or micro-batches that move at once
 Kind = Iterator[Draft]
 
 
@@ -49,6 +49,7 @@ def neighbours(draft: Draft, freedom: Freedom) -> list[Kind]:
         _shares(plan),
         _micro_batches(plan),
         and_balanced(_fewer(plan), freedom),
+        and_balanced(idle_joined(plan, freedom), freedom),
     ]
     same = [(Draft(other, _ahead(other, draft)) for other in kind) for kind in kinds]
     return [_slack(draft), *same]
@@ -126,7 +127,7 @@ def _sizes(plan: Plan) -> Iterator[Plan]:
     """Micro-batches twice or half as large, and the other way round as many."""
     if all(pipeline.micro_batches % 2 == 0 for pipeline in plan.pipelines):
         larger = with_each(
-            plan, lambda stage: _shared(stage, [2 * r.batch_share for r in stage.replicas])
+            plan, lambda stage: shared(stage, [2 * r.batch_share for r in stage.replicas])
         )
         yield _counted(replace(larger, micro_batch=2 * plan.micro_batch), 0.5)
     if smaller := _half_as_large(plan):
@@ -139,7 +140,7 @@ def _half_as_large(plan: Plan) -> Plan | None:
     if any(share % 2 for share in shares):
         return None
     smaller = with_each(
-        plan, lambda stage: _shared(stage, [r.batch_share // 2 for r in stage.replicas])
+        plan, lambda stage: shared(stage, [r.batch_share // 2 for r in stage.replicas])
     )
     return _counted(replace(smaller, micro_batch=plan.micro_batch // 2), 2)
 
@@ -251,16 +252,29 @@ def _as_large(plan: Plan) -> Plan:
 
 
 def _order(plan: Plan) -> Iterator[Plan]:
-    """Two stages change places, each with its layers."""
+    """Two stages change places, or one goes elsewhere; each with its layers."""
     for p, pipeline in enumerate(plan.pipelines):
         stages = pipeline.stages
         kinds = [(stage.replicas[0].chip, stage.dp, stage.tp, stage.cp) for stage in stages]
-        for i, j in itertools.combinations(range(len(stages)), 2):
-            if kinds[i] == kinds[j]:
-                continue
-            swapped = list(stages)
-            swapped[i], swapped[j] = swapped[j], swapped[i]
-            yield with_stages(plan, p, with_layers(swapped, [s.layer_count for s in swapped]))
+        known = {tuple(kinds)}
+        for order in _orders(len(stages)):
+            kind = tuple(kinds[s] for s in order)
+            if kind not in known:
+                known.add(kind)
+                ordered = [stages[s] for s in order]
+                yield with_stages(plan, p, with_layers(ordered, [s.layer_count for s in ordered]))
+
+
+def _orders(count: int) -> Iterator[list[int]]:
+    """Yields orders of so many stages: with two of them exchanged, then with one elsewhere."""
+    for i, j in itertools.combinations(range(count), 2):
+        order = list(range(count))
+        order[i], order[j] = j, i
+        yield order
+    for i, j in itertools.permutations(range(count), 2):
+        order = [s for s in range(count) if s != i]
+        order.insert(j, i)
+        yield order
 
 
 def _joined(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
@@ -298,7 +312,7 @@ def _together(plan: Plan, most_parts: int, one: Stage, other: Stage) -> Iterator
     both = replace(one, layers=layers, replicas=one.replicas + other.replicas)
     shares = _even(plan.micro_batch, both.dp)
     if shares:
-        yield _shared(both, shares)
+        yield shared(both, shares)
     chips = {replica.chip for replica in both.replicas}
     if len(chips) > 1 or one.dp != other.dp:
         return
@@ -330,7 +344,7 @@ def _halves(plan: Plan, stage: Stage) -> Iterator[tuple[Stage, Stage]]:
         shares = [_even(plan.micro_batch, len(part)) for part in parts]
         if all(shares):
             first, second = (
-                _shared(replace(stage, replicas=part), own)
+                shared(replace(stage, replicas=part), own)
                 for part, own in zip(parts, shares, strict=True)
                 if own
             )
@@ -369,27 +383,13 @@ def _moved(plan: Plan) -> Iterator[Plan]:
             giver, taker = pipeline.stages[i], pipeline.stages[j]
             if giver.dp == 1 or (giver.tp, giver.cp) != (taker.tp, taker.cp):
                 continue
-            even = plan.micro_batch // (taker.dp + 1)
             for chip in dict.fromkeys(replica.chip for replica in giver.replicas):
                 moved = next(replica for replica in giver.replicas if replica.chip == chip)
                 left = tuple(replica for replica in giver.replicas if replica != moved)
                 stages = list(pipeline.stages)
-                stages[i] = _scaled(replace(giver, replicas=left), plan.micro_batch)
-                for share in sorted({even, *STEPS}, reverse=True):
-                    if 0 < share <= even:
-                        rest = _scaled(taker, plan.micro_batch - share)
-                        joined = (*rest.replicas, replace(moved, batch_share=share))
-                        stages[j] = replace(taker, replicas=joined)
-                        yield with_stages(plan, p, stages)
-
-
-def _scaled(stage: Stage, total: int) -> Stage:
-    """Returns the stage with shares of another total in the same proportions, none empty."""
-    before = [replica.batch_share for replica in stage.replicas]
-    shares = [1] * stage.dp
-    for _ in range(total - stage.dp):
-        shares[min(range(stage.dp), key=lambda r: (shares[r] + 1) / before[r])] += 1
-    return _shared(stage, shares)
+                stages[i] = scaled(replace(giver, replicas=left), plan.micro_batch)
+                for stages[j] in with_replica(taker, moved, plan.micro_batch):
+                    yield with_stages(plan, p, stages)
 
 
 def _shares(plan: Plan) -> Iterator[Plan]:
@@ -413,7 +413,7 @@ def _shares(plan: Plan) -> Iterator[Plan]:
                     for r in chips[taker]:
                         shares[r] += given // len(chips[taker])
                 if min(shares) > 0:
-                    yield with_one(plan, p, s, _shared(stage, shares))
+                    yield with_one(plan, p, s, shared(stage, shares))
 
 
 def _micro_batches(plan: Plan) -> Iterator[Plan]:
@@ -442,7 +442,7 @@ def _fewer(plan: Plan) -> Iterator[Plan]:
             for r in range(stage.dp):
                 left = stage.replicas[:r] + stage.replicas[r + 1 :]
                 if shares := _even(plan.micro_batch, len(left)):
-                    yield with_one(plan, p, s, _shared(replace(stage, replicas=left), shares))
+                    yield with_one(plan, p, s, shared(replace(stage, replicas=left), shares))
         if len(plan.pipelines) > 1:
             left_over = [*plan.pipelines[:p], *plan.pipelines[p + 1 :]]
             taken = pipeline.micro_batches
@@ -457,8 +457,3 @@ def _even(total: int, parts: int) -> list[int]:
         return []
     share, rest = divmod(total, parts)
     return [share + (i < rest) for i in range(parts)]
-
-
-def _shared(stage: Stage, shares: Iterable[int]) -> Stage:
-    pairs = zip(stage.replicas, shares, strict=True)
-    return replace(stage, replicas=tuple(replace(r, batch_share=share) for r, share in pairs))
