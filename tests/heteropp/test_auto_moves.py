@@ -1,0 +1,104 @@
+"""The neighbours of a plan that let idle chips work or put a stage elsewhere."""
+
+from __future__ import annotations
+
+from clusters import cluster_of, tiny_model
+
+from ditorch.chips import load_chip
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage
+from heteropp.search.auto.freedom import Freedom
+from heteropp.search.auto.moves import neighbours
+from heteropp.search.auto.trials import Draft, ranks_of
+from heteropp.search.planner import OPTIONS, Request
+
+LAYERS = 8
+CLUSTER = cluster_of(("a-mini", load_chip("a-mini"), 2), ("c-mini", load_chip("c-mini"), 3))
+REQUEST = Request(
+    cluster=CLUSTER, model=tiny_model(LAYERS), global_batch=8, open=frozenset(OPTIONS)
+)
+
+
+def pipeline_of(*stages: tuple[int, ...]) -> Plan:
+    """A plan of one pipeline whose stages hold two layers, but for the last, which holds the rest.
+
+    stages: the ranks of each, which are one tensor-parallel group.
+    """
+    firsts = [2 * s for s in range(len(stages))]
+    return Plan(
+        model=REQUEST.model,
+        global_batch=8,
+        micro_batch=2,
+        schedule="1f1b",
+        zero_stage=1,
+        pipelines=(
+            Pipeline(
+                micro_batches=4,
+                stages=tuple(
+                    Stage(
+                        layers=(first, last),
+                        recompute=False,
+                        replicas=(Replica(ranks=ranks, chip=chip_of(ranks), batch_share=2),),
+                    )
+                    for first, last, ranks in zip(
+                        firsts, [*firsts[1:], LAYERS], stages, strict=True
+                    )
+                ),
+            ),
+        ),
+    )
+
+
+def chip_of(ranks: tuple[int, ...]) -> str:
+    return CLUSTER.node(ranks[0]).chip_name
+
+
+def neighbouring(plan: Plan) -> list[Plan]:
+    """The neighbours that could be run, each with every layer and no rank twice."""
+    found = []
+    for kind in neighbours(Draft(plan), Freedom(REQUEST)):
+        for draft in kind:
+            stages = draft.plan.pipelines[0].stages
+            assert [s.layers[0] for s in stages] == [0, *(s.layers[1] for s in stages[:-1])]
+            assert stages[-1].layers[1] == LAYERS
+            ranks = ranks_of(draft.plan)
+            assert len(set(ranks)) == len(ranks)
+            found.append(draft.plan)
+    return found
+
+
+def places_of(plans: list[Plan], ranks: tuple[int, ...]) -> set[tuple[int, int]]:
+    """How many stages, and which of them is those ranks' own."""
+    return {
+        (len(stages), s)
+        for plan in plans
+        for stages in [plan.pipelines[0].stages]
+        for s, stage in enumerate(stages)
+        if [replica.ranks for replica in stage.replicas] == [ranks]
+    }
+
+
+def test_idle_chips_become_a_stage_at_every_place() -> None:
+    plans = neighbouring(pipeline_of((0,), (1,)))
+    for ranks in ((2,), (2, 3)):
+        assert {(3, 0), (3, 1), (3, 2)} <= places_of(plans, ranks)
+
+
+def test_idle_chips_become_a_replica_of_a_stage_of_as_large_groups() -> None:
+    plans = neighbouring(pipeline_of((0,), (1,)))
+    joined = [
+        plan
+        for plan in plans
+        if any(2 in replica.ranks for replica in plan.pipelines[0].stages[0].replicas)
+        and plan.pipelines[0].stages[0].dp == 2
+    ]
+    assert joined
+    for plan in joined:
+        assert sum(replica.batch_share for replica in plan.pipelines[0].stages[0].replicas) == 2
+
+
+def test_a_stage_goes_elsewhere() -> None:
+    plans = neighbouring(pipeline_of((0,), (2, 3), (1,), (4,)))
+    orders = {tuple(s.replicas[0].ranks for s in p.pipelines[0].stages) for p in plans}
+    assert ((2, 3), (1,), (4,), (0,)) in orders  # the first one goes last
+    assert ((4,), (0,), (2, 3), (1,)) in orders  # the last one goes first
+    assert ((4,), (2, 3), (1,), (0,)) in orders  # the two change places
