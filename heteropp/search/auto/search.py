@@ -45,7 +45,8 @@ FEWER_SEEDS = 12  # on each of them
 VARIED = 12  # seeds of unlike stages, and on unlike chips, each tried under every schedule
 SEEDS_CLIMBED = 2  # those of unlike stages, and those on unlike chips
 CLIMBS = 24  # local searches, at most, from plans of another kind than those climbed before
-MOST_CLIMBS = 100  # where the clock is the limit
+REORDERED_CLIMBS = 8  # then from those that only have their stages in another order
+MOST_CLIMBS = 100  # of either, where the clock is the limit
 CLOSE = 1.15  # times the best: where such a search may begin
 LEAST_MINISTAGES = 2  # where a named schedule interleaves them
 NEAR = 1.2  # times the best so far: a seed that slack may make the best
@@ -194,27 +195,31 @@ def _climb_unlike(trials: Trials, starts: Iterable[Trial]) -> None:
     """Climbs from some trials, then from plans that are about as fast as the best, and unlike
     those climbed before.
     """
-    climbed: set[Hashable] = set()
+    climbed: list[Plan] = []
     for trial in starts:
-        _climb(trial, trials, climbed)
-    for _ in range(CLIMBS if trials.request.budget_s is None else MOST_CLIMBS):
-        start = next((d for d in trials.drafts(CLOSE) if _kind(d.plan) not in climbed), None)
-        if start is None or trials.budget.spent:
-            return
-        climbed.add(_kind(start.plan))
-        if found := trials.try_(start):
-            _climb(found, trials, climbed)
-
-
-def _climb(trial: Trial, trials: Trials, climbed: set[Hashable]) -> None:
-    """Climbs, and notes from and to which kind of plan."""
-    climbed |= {_kind(trial.draft.plan), _kind(climb(trial, trials).draft.plan)}
+        climbed += trial.draft.plan, climb(trial, trials).draft.plan
+    clocked = trials.request.budget_s is not None
+    for kind, most in ((_kind, CLIMBS), (_order, REORDERED_CLIMBS)):
+        known = set(map(kind, climbed))
+        for _ in range(MOST_CLIMBS if clocked else most):
+            start = next((d for d in trials.drafts(CLOSE) if kind(d.plan) not in known), None)
+            if start is None or trials.budget.spent:
+                break
+            known.add(kind(start.plan))
+            if found := trials.try_(start):
+                climbed += start.plan, climb(found, trials).draft.plan
+                known |= set(map(kind, climbed[-2:]))
 
 
 def _kind(plan: Plan) -> Hashable:
     """Returns what a local search seldom changes on its way."""
     depths = tuple((len(pipeline.stages), pipeline.slices) for pipeline in plan.pipelines)
     return plan.schedule, plan.pipelines[0].stages[0].ministages, plan.micro_batch, depths
+
+
+def _order(plan: Plan) -> Hashable:
+    """Returns that and the chips of each stage."""
+    return _kind(plan), tuple(tuple(s.chips for s in p.stages) for p in plan.pipelines)
 
 
 def _unlike(trials: Iterable[Trial], count: int, of: Callable[[Plan], Hashable]) -> list[Trial]:
