@@ -26,7 +26,8 @@ class Connection {
   const PeerIdentity& peer() const { return peer_; }
   Stream& stream() const { return *stream_; }
 
-  // Writes a short message that nothing waits before. False: there is something, or no room.
+  // Writes a short message if nothing is queued ahead of it. False: something is, or there is no
+  // room.
   bool send_at_once(const RequestState& request);
   // Queues; flush() writes.
   void send_message(RequestState& request);

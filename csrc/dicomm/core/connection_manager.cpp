@@ -80,7 +80,7 @@ std::string ConnectionManager::hint(int rank) const {
   return hint;
 }
 
-void ConnectionManager::leave_rest(Connection& connection) {
+void ConnectionManager::stop_resting(Connection& connection) {
   connection.resting = false;
   awake_.push_back(connection.peer().rank);
 }

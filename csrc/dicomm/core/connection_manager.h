@@ -81,7 +81,7 @@ class ConnectionManager {
   // Whatever is done with a connection, or asked of its peer, comes here, or through settle().
   void rouse(Connection& connection) {
     connection.idle_sleeps = 0;
-    if (connection.resting) leave_rest(connection);
+    if (connection.resting) stop_resting(connection);
   }
   // Writes what fits; if that is not all, sees to it that someone writes the rest.
   void settle(Connection& connection);
@@ -136,7 +136,7 @@ class ConnectionManager {
   // connection_manager.cpp
   void connected(int rank, const PeerIdentity& peer, std::unique_ptr<Stream> stream);
   void turn(Connection& connection);
-  void leave_rest(Connection& connection);
+  void stop_resting(Connection& connection);
   void conclude(Connection& connection, const StreamEnd* end);
   void end_connection(int rank, std::string why);
   void stream_ended(int rank, const StreamEnd& end);

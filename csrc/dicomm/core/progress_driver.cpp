@@ -18,8 +18,12 @@ constexpr std::chrono::milliseconds kLongNap{10};  // where it takes the only co
 constexpr std::chrono::microseconds kSpin{50};
 constexpr std::chrono::microseconds kCrowdedSpin{2};
 constexpr std::chrono::milliseconds kYieldingSpin{1};
-constexpr int kMostTimeLost = 100;      // of a waiting thread's time one part in so many
-constexpr int kLooksWithSharing = 100;  // looks, a few hundred microseconds
+constexpr int kMostTimeLost = 100;  // of a waiting thread's time one part in so many
+// Looks before a thread leaves its peer the core, a few hundred microseconds; twice as many each
+// time that the scheduler soon put it back, as it does where somebody else keeps the other cores
+// busy.
+constexpr int kLooksWithSharing = 100, kMostLooksWithSharing = 1 << 20;
+constexpr std::chrono::milliseconds kWorthParting{20};
 constexpr int kTurnsBetweenClocks = 32;
 constexpr int kFewTurns = 2;  // where each costs much, or keeps the peer from its core
 constexpr int kLooksBeforeClock = 4;
@@ -55,7 +59,8 @@ ProgressDriver::ProgressDriver(int rank, Guard& guard, Poller& poller, Ledger& l
       poller_(poller),
       ledger_(ledger),
       chip_queue_(chip_queue),
-      connections_(connections) {
+      connections_(connections),
+      turns_before_parting_(kLooksWithSharing) {
   ledger_.wake_leader = [this] { poller_.wake(); };
 }
 
@@ -78,7 +83,7 @@ class ProgressDriver::Leadership {
     driver_.ledger_.awaited_by_leader = nullptr;
     driver_.leading_ = false;
     if (driver_.ledger_.sleepers > 0) driver_.ledger_.changed.notify_all();
-    if (driver_.parked_ || driver_.chip_works()) driver_.wanted_.notify_all();
+    if (driver_.parked_ || driver_.chip_busy()) driver_.wanted_.notify_all();
   }
 
  private:
@@ -100,7 +105,7 @@ void ProgressDriver::lead(Lock& lock, Time until, const RequestState* awaited) {
   int timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
   // The thread of its own that only looks in gets ready, too: where no caller ever sleeps, idle
   // connections would never come to rest. It does not while it watches a chip's quick work.
-  const bool watches = timeout_ms == 0 && (awaited || chip_works());
+  const bool watches = timeout_ms == 0 && (awaited || chip_busy());
   const bool busy = stop_ || (awaited && (awaited->done || stays_awake())) || watches;
   const bool ready = !busy && connections_.ready_to_sleep();
   if (!ready) timeout_ms = 0;
@@ -139,9 +144,9 @@ void ProgressDriver::look_at_chip() {
 // A caller that moved bytes while the leader slept may go away with some half done, or read ahead,
 // of which no descriptor tells.
 void ProgressDriver::leave_rest_to_leader() {
-  const bool works = chip_works();
-  if (works) wanted_.notify_all();
-  if (poller_.sleeping() && (works || !connections_.ready_to_sleep())) poller_.wake();
+  const bool busy = chip_busy();
+  if (busy) wanted_.notify_all();
+  if (poller_.sleeping() && (busy || !connections_.ready_to_sleep())) poller_.wake();
 }
 
 void ProgressDriver::run() {
@@ -207,6 +212,21 @@ void ProgressDriver::hand_over_core() {
   if (lost > kYieldingSpin) hand_over_again_at_ns_ = now_ns() + kMostTimeLost * lost.count();
 }
 
+// Whether they have met for long enough.
+bool ProgressDriver::met_on_core(bool shared) {
+  shared_core_turns_ = shared ? shared_core_turns_ + 1 : 0;
+  if (shared_core_turns_ == 1) stayed_apart_ = Clock::now() - parted_at_ > kWorthParting;
+  return shared_core_turns_ >= turns_before_parting_;
+}
+
+void ProgressDriver::parts() {
+  shared_core_turns_ = 0;
+  turns_before_parting_ = stayed_apart_
+                              ? kLooksWithSharing
+                              : std::min(2 * turns_before_parting_, kMostLooksWithSharing);
+  parted_at_ = Clock::now();
+}
+
 // Where the awaited peer, or whoever else answers, can only run on this core, it should.
 void ProgressDriver::give_way(const RequestState& request) {
   if (guard_.wanting > 0) return static_cast<void>(::sched_yield());
@@ -216,18 +236,17 @@ void ProgressDriver::give_way(const RequestState& request) {
   bool busy = request.is_send;  // a long message, or many
   if (Lock held(guard_.mutex, std::try_to_lock); held) {
     const int awaited_peer = request.peer_number;
+    const bool may_part = rank_ < awaited_peer && !connections_.crowded();
     for (const int rank : connections_.live_ranks())
       if (rank == awaited_peer || awaited_peer == Communicator::any_source) {
         const Connection& connection = *connections_.connection(rank);
         Stream& stream = connection.stream();
         busy |= connection.pulling();
-        shared |= stream.peer_shares_core(core);
         cheap &= stream.cheap_to_poll();
+        shared |= (stream.cheap_to_poll() || may_part) && stream.peer_shares_core(core);
       }
-    shared_core_turns_ = shared ? shared_core_turns_ + 1 : 0;
-    part =
-        shared_core_turns_ >= kLooksWithSharing && rank_ < awaited_peer && !connections_.crowded();
-    if (part) shared_core_turns_ = 0;
+    part = met_on_core(shared) && may_part;
+    if (part) parts();
   }
   if (part) leave_core(core);
   if (cores_ == 1 && connections_.crowded() && cheap && !shared && !busy)

@@ -61,7 +61,7 @@ class ProgressDriver {
   void lead(Lock& lock, Time until, const RequestState* awaited = nullptr);
   bool stays_awake();
   void turn(int awaited_peer);
-  bool chip_works() const { return !chip_queue_.empty() || connections_.copies_by_chip(); }
+  bool chip_busy() const { return !chip_queue_.empty() || connections_.copies_by_chip(); }
   std::optional<Time> chip_works_since() const;
   Time next_look_at_chip() const;
   template <class F>
@@ -72,6 +72,8 @@ class ProgressDriver {
   // Not under the mutex.
   bool finds_done(RequestState& request);
   void give_way(const RequestState& request);
+  bool met_on_core(bool shared);
+  void parts();
   bool hands_over_core() const;
   void hand_over_core();
   std::chrono::nanoseconds spin_time() const;
@@ -91,6 +93,9 @@ class ProgressDriver {
   Time awake_until_{};    // for a caller that leads
   std::atomic<std::int64_t> hand_over_again_at_ns_{0};  // until then others compute here
   int shared_core_turns_ = 0;  // how often in a row a waiting thread met its peer on its core
+  int turns_before_parting_;   // then this thread leaves it
+  Time parted_at_{};
+  bool stayed_apart_ = true;  // after that, for long enough to be worth it
   std::condition_variable wanted_;
   std::thread thread_;
 };

@@ -159,6 +159,7 @@ bool Requests::send_at_once(RequestState& request) {
   engine_->connections().rouse(*connection);
   engine_->progress().touch();
   to.bytes_sent += request.bytes;
+  request.after.reset();  // the chip is through
   request.moved = request.bytes;
   request.done.store(true, std::memory_order_release);
   return true;
@@ -260,6 +261,7 @@ bool Requests::refuse(RequestState& request) {
   return true;
 }
 
+// Of one that refuse() found to have no hope.
 void Requests::fail_hopeless(RequestState& request) {
   if (closing_)
     fail(request, Outcome::aborted, "this communicator is closed");

@@ -106,8 +106,8 @@ class Stream {
   // Whether both ends have been shown to be processes of one host.
   virtual bool is_within_host() const { return false; }
   virtual LinkDescription describe() const = 0;
-  // A thread of this side spins on that core, and tells the peer. Whether the peer's own was there
-  // last: then spinning only keeps it from answering.
+  // A thread of this side spins on that core, and tells the peer where that is for free. Whether
+  // the peer's own was there last: then spinning only keeps it from answering.
   virtual bool peer_shares_core(int /*core*/) { return false; }
 
   // Looked at every few seconds: throws StreamEnd where the peer's machine has vanished in silence

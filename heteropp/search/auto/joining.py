@@ -12,7 +12,7 @@ from heteropp.search.auto.changed import with_one, with_stages
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.auto.trials import ranks_of
 
-STEPS = (1, 2, 4)  # sequences of a replica that joins a stage, beside an even share
+STEPS = (1, 2, 4)  # layers, sequences or micro-batches that move at once
 
 
 def idle_joined(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
@@ -33,7 +33,7 @@ def _idle(cluster: Cluster, used: set[int]) -> Iterator[Replica]:
     known = set()
     for node in cluster.nodes:
         idle = [rank for rank in node.ranks if rank not in used]
-        size = 1 << min(len(idle), node.chip.tp_limit).bit_length() >> 1
+        size = (1 << min(len(idle), node.chip.tp_limit).bit_length()) >> 1  # a power of two
         while size:
             kind = node.chip, node.place, len(node.ranks), len(idle), size
             if kind not in known:
@@ -44,10 +44,12 @@ def _idle(cluster: Cluster, used: set[int]) -> Iterator[Replica]:
 
 def _as_stage(plan: Plan, replica: Replica) -> Iterator[Plan]:
     """Yields plans with one more stage, at each place, that takes few layers of the longest."""
+    if plan.schedule == "chimera":  # whose number of stages is even
+        return
     for p, pipeline in enumerate(plan.pipelines):
         stages = list(pipeline.stages)
         counts = [stage.layer_count for stage in stages]
-        few = stages[0].ministages
+        few = stages[0].ministages  # a layer for each
         if max(counts) <= few:
             continue
         counts[counts.index(max(counts))] -= few
@@ -77,7 +79,10 @@ def with_replica(stage: Stage, replica: Replica, sequences: int) -> Iterator[Sta
 
 
 def scaled(stage: Stage, total: int) -> Stage:
-    """Returns the stage with shares of another total in the same proportions, none empty."""
+    """Returns the stage with shares of another total in the same proportions, none empty.
+
+    total: sequences, at least as many as it has replicas.
+    """
     before = [replica.batch_share for replica in stage.replicas]
     shares = [1] * stage.dp
     for _ in range(total - stage.dp):

@@ -388,7 +388,8 @@ def _moved(plan: Plan) -> Iterator[Plan]:
                 left = tuple(replica for replica in giver.replicas if replica != moved)
                 stages = list(pipeline.stages)
                 stages[i] = scaled(replace(giver, replicas=left), plan.micro_batch)
-                for stages[j] in with_replica(taker, moved, plan.micro_batch):
+                for joined in with_replica(taker, moved, plan.micro_batch):
+                    stages[j] = joined
                     yield with_stages(plan, p, stages)
 
 

@@ -141,7 +141,7 @@ std::size_t ShmStream::room(std::size_t wanted) {
   return 0;
 }
 
-// For as many bytes as there is room.
+// bytes: at most what room() said.
 template <class Copy>
 void ShmStream::write_piece(std::size_t bytes, Copy&& copy_to) {
   Slot& slot = out_.ring.slots[written_slots_ % Ring::kSlots];
