@@ -94,10 +94,16 @@ TRANSPORT_TEST_CASE("a chip that fails takes only its own message along") {
 
 TRANSPORT_TEST_CASE("a peer that leaves, or an abort, ends sends that wait for their chip") {
   run_ranks(2, transport, [](const std::shared_ptr<Communicator>& ranks) {
-    if (ranks->rank() == 1) return hear(*ranks, 7);
+    if (ranks->rank() == 1) {
+      hear(*ranks, 7);
+      tell(*ranks, 9);
+      CHECK_THROWS_WITH_AS(hear(*ranks, 10), doctest::Contains("not a number"), PeerError);
+      return;
+    }
     const auto work = std::make_shared<Work>();
     const auto request = ranks->isend("lost", 4, 1, 8, 0, work);
     tell(*ranks, 7);
+    hear(*ranks, 9);  // an abort that comes before a message is received fails it, too
     ranks->abort("the loss is not a number");
     CHECK_THROWS_WITH_AS(request->wait(), doctest::Contains("not a number"), AbortedError);
     work->through = true;
