@@ -53,7 +53,7 @@ def chip_of(ranks: tuple[int, ...]) -> str:
 
 
 def neighbouring(plan: Plan) -> list[Plan]:
-    """The neighbours that could be run, each with every layer and no rank twice."""
+    """All neighbours of a plan; each has every layer, and no rank twice."""
     found = []
     for kind in neighbours(Draft(plan), Freedom(REQUEST)):
         for draft in kind:

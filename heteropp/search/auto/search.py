@@ -218,7 +218,7 @@ def _kind(plan: Plan) -> Hashable:
 
 
 def _order(plan: Plan) -> Hashable:
-    """Returns that and the chips of each stage."""
+    """Returns the kind of a plan, and the chips of each of its stages in order."""
     return _kind(plan), tuple(tuple(s.chips for s in p.stages) for p in plan.pipelines)
 
 
