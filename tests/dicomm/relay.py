@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -54,5 +55,7 @@ class Relay:
                 self.seen += words
                 sink.sendall(self._change(words))
             sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass  # a rank hung up
+        except OSError:  # a rank hung up, so the other one has to hear of it
+            for end in (source, sink):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)

@@ -63,8 +63,12 @@ def test_what_changes_on_the_way_ends_the_connection(tmp_path, ranks, change):
 
     for rank in range(2):
         Relay(tmp_path, rank, change_once)
+    arriving = ranks[1].irecv(bytearray(5_000_000), 0)
+    leaving = ranks[0].isend(os.urandom(5_000_000), 1)
     with pytest.raises(dicomm.PeerError, match="somebody on the way changed it"):
-        sent(ranks, os.urandom(1_000_000))
+        arriving.wait()
+    with pytest.raises(dicomm.PeerError, match="rank 1"):
+        leaving.wait()
 
 
 def test_messages_that_are_given_up_on_their_way_disturb_no_other(ranks):
