@@ -122,8 +122,7 @@ std::int64_t flat_reduce(Exchange& exchange, const void* input, void* output, st
                        [&](std::byte* partials, const Combine& combine) {
                          return tree_reduce(exchange, partials, count, combine, root, ready_at_ns);
                        });
-  const auto inputs =
-      read_only(chunks(const_cast<void*>(input), count, element_bytes(type), exchange.size()));
+  const auto inputs = chunks(input, count, element_bytes(type), exchange.size());
   Scratch scratch(inputs[exchange.rank()].bytes);
   const Block own{scratch.data(), inputs[exchange.rank()].bytes};
   const std::int64_t reduced =

@@ -1,6 +1,7 @@
 // A vector cut into one chunk a rank, as even as whole elements allow.
 #pragma once
 
+#include <cstddef>
 #include <cstring>
 #include <vector>
 
@@ -8,17 +9,28 @@
 
 namespace dicomm {
 
-inline std::vector<Block> chunks(void* data, std::size_t count, std::size_t element_bytes,
-                                 int parts) {
-  std::vector<Block> result;
-  std::size_t first = 0;
+// Byte: const where Piece is a ConstBlock.
+template <class Piece, class Byte>
+std::vector<Piece> cut(Byte* data, std::size_t count, std::size_t element_bytes, int parts) {
+  std::vector<Piece> result;
+  result.reserve(parts);
+  const std::size_t length = count / parts, longer = count % parts;
   for (int part = 0; part < parts; ++part) {
-    const std::size_t length = count / parts + (static_cast<std::size_t>(part) < count % parts);
-    result.push_back(
-        {static_cast<std::byte*>(data) + first * element_bytes, length * element_bytes});
-    first += length;
+    const std::size_t bytes = (length + (static_cast<std::size_t>(part) < longer)) * element_bytes;
+    result.push_back({data, bytes});
+    data += bytes;
   }
   return result;
+}
+
+inline std::vector<Block> chunks(void* data, std::size_t count, std::size_t element_bytes,
+                                 int parts) {
+  return cut<Block>(static_cast<std::byte*>(data), count, element_bytes, parts);
+}
+
+inline std::vector<ConstBlock> chunks(const void* data, std::size_t count,
+                                      std::size_t element_bytes, int parts) {
+  return cut<ConstBlock>(static_cast<const std::byte*>(data), count, element_bytes, parts);
 }
 
 inline std::vector<ConstBlock> read_only(const std::vector<Block>& blocks) {

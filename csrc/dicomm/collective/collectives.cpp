@@ -43,8 +43,6 @@ void expect_member(int root, const Group& group, const char* what) {
                 std::to_string(group.size()) + " ranks of the group");
 }
 
-void* writable(const void* data) { return const_cast<void*>(data); }
-
 }  // namespace
 
 std::int64_t allreduce(Group& group, void* data, std::size_t count, DataType type, ReduceOp op,
@@ -167,8 +165,7 @@ std::int64_t scatter_even(Group& group, const void* input, void* output, std::si
     return tree_scatter(exchange, input, output, bytes, root, call.ready_at_ns);
   }
   std::vector<ConstBlock> inputs;
-  if (group.rank() == root)
-    inputs = read_only(chunks(writable(input), block_bytes * group.size(), 1, group.size()));
+  if (group.rank() == root) inputs = chunks(input, block_bytes * group.size(), 1, group.size());
   return scatter(group, inputs, {output, block_bytes}, root, call);
 }
 
@@ -179,7 +176,7 @@ std::int64_t alltoall_even(Group& group, const void* input, void* output, std::s
     return bruck_alltoall(exchange, input, output, block_bytes, call.ready_at_ns);
   }
   const std::size_t bytes = block_bytes * group.size();
-  return alltoall(group, read_only(chunks(writable(input), bytes, 1, group.size())),
+  return alltoall(group, chunks(input, bytes, 1, group.size()),
                   chunks(output, bytes, 1, group.size()), call);
 }
 

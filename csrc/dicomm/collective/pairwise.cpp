@@ -52,6 +52,7 @@ std::int64_t direct_reduce(Exchange& exchange, const void* input, void* output, 
   Scratch scratch(exchange.size() * bytes);
   std::vector<const void*> sources(exchange.size());
   std::vector<Exchange::Incoming> incoming;
+  incoming.reserve(exchange.size());
   for (int peer = 0; peer < exchange.size(); ++peer) {
     std::byte* slot = scratch.data() + peer * bytes;
     sources[peer] = peer == root ? input : slot;
@@ -81,6 +82,7 @@ std::int64_t pairwise_reduce_scatter(Exchange& exchange, std::span<const ConstBl
   std::vector<Exchange::Incoming> incoming[2];
   const auto post = [&](std::size_t begin, int parity) {
     incoming[parity].clear();
+    incoming[parity].reserve(size);
     for (int step = 1; step < size; ++step) {
       const int peer = (rank - step + size) % size;
       incoming[parity].push_back(
@@ -110,6 +112,7 @@ std::int64_t pairwise_allgather(Exchange& exchange, ConstBlock own, std::span<co
                                 std::int64_t ready_at_ns) {
   const int size = exchange.size();
   std::vector<Exchange::Incoming> incoming;
+  incoming.reserve(size);
   for (int step = 1; step < size; ++step) {
     const int peer = (exchange.rank() - step + size) % size;
     incoming.push_back(exchange.receive(blocks[peer].data, blocks[peer].bytes, peer));
@@ -128,6 +131,7 @@ std::int64_t linear_gather(Exchange& exchange, ConstBlock input, std::span<const
     return 0;
   }
   std::vector<Exchange::Incoming> incoming;
+  incoming.reserve(exchange.size());
   for (int peer = 0; peer < exchange.size(); ++peer)
     if (peer != root)
       incoming.push_back(exchange.receive(blocks[peer].data, blocks[peer].bytes, peer));
@@ -153,6 +157,7 @@ std::int64_t pairwise_alltoall(Exchange& exchange, std::span<const ConstBlock> i
   const int size = exchange.size();
   const int rank = exchange.rank();
   std::vector<Exchange::Incoming> incoming;
+  incoming.reserve(size);
   for (int step = 1; step < size; ++step) {
     const int peer = (rank - step + size) % size;
     incoming.push_back(exchange.receive(outputs[peer].data, outputs[peer].bytes, peer));

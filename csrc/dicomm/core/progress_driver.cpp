@@ -13,17 +13,23 @@ namespace dicomm {
 
 namespace {
 
+using std::chrono::nanoseconds;
+
 constexpr std::chrono::milliseconds kNap{1};
 constexpr std::chrono::milliseconds kLongNap{10};  // where it takes the only core
 constexpr std::chrono::microseconds kSpin{50};
 constexpr std::chrono::microseconds kCrowdedSpin{2};
 constexpr std::chrono::milliseconds kYieldingSpin{1};
-constexpr int kMostTimeLost = 100;  // of a waiting thread's time one part in so many
+// What a wait is shorter by where cores are handed over, beside one that sleeps and is woken. What
+// handing over costs elsewhere may be as much, and one part in so many of a waiting thread's time.
+constexpr std::chrono::microseconds kSavedByHandingOver{5};
+constexpr std::chrono::milliseconds kMostSaved{20};
+constexpr int kMostTimeLost = 100;
 // Looks before a thread leaves its peer the core, a few hundred microseconds; twice as many each
-// time that the scheduler soon put it back, as it does where somebody else keeps the other cores
-// busy.
+// time that the scheduler put it back within so short a time, as it does where somebody else keeps
+// the other cores busy.
 constexpr int kLooksWithSharing = 100, kMostLooksWithSharing = 1 << 20;
-constexpr std::chrono::milliseconds kWorthParting{20};
+constexpr std::chrono::milliseconds kSoonPutBack{20};
 constexpr int kTurnsBetweenClocks = 32;
 constexpr int kFewTurns = 2;  // where each costs much, or keeps the peer from its core
 constexpr int kLooksBeforeClock = 4;
@@ -204,22 +210,32 @@ bool ProgressDriver::hands_over_core() const {
   return connections_.crowded() && rough_now_ns() >= hand_over_again_at_ns_;
 }
 
-// Who gets it and computes keeps it for a time slice, while one who sleeps is woken at once.
+// Who gets it and computes keeps it for a time slice, while one who sleeps is woken at once. That
+// is made up for by what handing over has saved before, or else by not doing so for a while.
 void ProgressDriver::hand_over_core() {
   const Time before = Clock::now();
   ::sched_yield();
   const std::chrono::nanoseconds lost = Clock::now() - before;
-  if (lost > kYieldingSpin) hand_over_again_at_ns_ = now_ns() + kMostTimeLost * lost.count();
+  if (lost <= kYieldingSpin) return;
+  const std::int64_t left_ns = saved_ns_ - lost.count();
+  saved_ns_ = std::max<std::int64_t>(left_ns, 0);
+  if (left_ns < 0) hand_over_again_at_ns_ = now_ns() - kMostTimeLost * left_ns;
 }
 
-// Whether they have met for long enough.
+void ProgressDriver::count_saved() {
+  saved_ns_ = std::min<std::int64_t>(saved_ns_ + nanoseconds(kSavedByHandingOver).count(),
+                                     nanoseconds(kMostSaved).count());
+}
+
+// Counts how often in a row a waiting thread found its peer on its core; whether that is often
+// enough to leave.
 bool ProgressDriver::met_on_core(bool shared) {
   shared_core_turns_ = shared ? shared_core_turns_ + 1 : 0;
-  if (shared_core_turns_ == 1) stayed_apart_ = Clock::now() - parted_at_ > kWorthParting;
+  if (shared_core_turns_ == 1) stayed_apart_ = Clock::now() - parted_at_ > kSoonPutBack;
   return shared_core_turns_ >= turns_before_parting_;
 }
 
-void ProgressDriver::parts() {
+void ProgressDriver::note_parting() {
   shared_core_turns_ = 0;
   turns_before_parting_ = stayed_apart_
                               ? kLooksWithSharing
@@ -246,7 +262,7 @@ void ProgressDriver::give_way(const RequestState& request) {
         shared |= (stream.cheap_to_poll() || may_part) && stream.peer_shares_core(core);
       }
     part = met_on_core(shared) && may_part;
-    if (part) parts();
+    if (part) note_parting();
   }
   if (part) leave_core(core);
   if (cores_ == 1 && connections_.crowded() && cheap && !shared && !busy)
@@ -255,17 +271,22 @@ void ProgressDriver::give_way(const RequestState& request) {
     ::sched_yield();
 }
 
+bool ProgressDriver::finds_done_next(RequestState& request) {
+  give_way(request);
+  if (!finds_done(request)) return false;
+  if (hands_over_core()) count_saved();
+  return true;
+}
+
 bool ProgressDriver::wait(RequestState& request, std::chrono::milliseconds timeout) {
+  if (finds_done(request)) return true;
   // Most are done before it pays to ask a clock: that can be a system call.
-  for (int i = 0; i < kLooksBeforeClock; ++i) {
-    if (finds_done(request)) return true;
-    give_way(request);
-  }
+  for (int i = 1; i < kLooksBeforeClock; ++i)
+    if (finds_done_next(request)) return true;
   const Time deadline = deadline_after(timeout);
   const Time spin_until = std::min(Clock::now() + spin_time(), deadline);
   do {
-    if (finds_done(request)) return true;
-    give_way(request);
+    if (finds_done_next(request)) return true;
   } while (Clock::now() < spin_until);
   Lock held = guard_.lock();
   if (request.posted_at_ns == 0) request.posted_at_ns = now_ns();

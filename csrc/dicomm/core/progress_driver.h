@@ -71,11 +71,13 @@ class ProgressDriver {
   bool costly_to_poll(int rank) const;
   // Not under the mutex.
   bool finds_done(RequestState& request);
+  bool finds_done_next(RequestState& request);  // gives way first
   void give_way(const RequestState& request);
   bool met_on_core(bool shared);
-  void parts();
+  void note_parting();
   bool hands_over_core() const;
   void hand_over_core();
+  void count_saved();
   std::chrono::nanoseconds spin_time() const;
 
   const int rank_;
@@ -92,10 +94,11 @@ class ProgressDriver {
   bool touched_ = false;  // a call came from outside since that thread looked
   Time awake_until_{};    // for a caller that leads
   std::atomic<std::int64_t> hand_over_again_at_ns_{0};  // until then others compute here
+  std::atomic<std::int64_t> saved_ns_{0};               // by handing over, and not lost by that yet
   int shared_core_turns_ = 0;  // how often in a row a waiting thread met its peer on its core
   int turns_before_parting_;   // then this thread leaves it
   Time parted_at_{};
-  bool stayed_apart_ = true;  // after that, for long enough to be worth it
+  bool stayed_apart_ = true;  // after that, until they met again
   std::condition_variable wanted_;
   std::thread thread_;
 };
