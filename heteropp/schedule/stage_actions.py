@@ -118,6 +118,12 @@ def table_of(key: TableKey) -> tuple[Action, ...]:
 
 
 @lru_cache(maxsize=4096)
+def reductions_in(key: TableKey) -> tuple[int, ...]:
+    """Returns where in the table of a key gradients are reduced."""
+    return tuple(i for i, action in enumerate(table_of(key)) if action.kind == Kind.REDUCE)
+
+
+@lru_cache(maxsize=4096)
 def coded_table(key: TableKey) -> tuple[Coded, ...]:
     """Returns the table of a key as native code takes it."""
     return tuple(action.coded for action in table_of(key))

@@ -24,7 +24,7 @@ from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, Stage, ministage_layers
 from heteropp.layout.resharding import group_boxes
 from heteropp.schedule.action import Action, Kind
-from heteropp.schedule.stage_actions import TableKey, links, table_key, table_of
+from heteropp.schedule.stage_actions import TableKey, links, reductions_in, table_key, table_of
 from heteropp.simulator.boundaries import Way, boundary
 from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Op, Transmission
 from heteropp.simulator.gradients import reductions
@@ -47,6 +47,7 @@ WORKS = (
 class Program:
     seats: Sequence[Seat]
     tables: list[Sequence[Action]]  # by seat; one op each, but for the step at the end
+    reduces_at: list[Sequence[int]]  # by seat: the places of REDUCE in its table
     actors: list[Actor]
     seat_of: Sequence[int]  # by actor: the first of the seats that it stands for
     actor_of: Sequence[int]  # by seat: the actor that stands for it
@@ -114,11 +115,12 @@ class _Compiler:
         for p in range(len(self.plan.pipelines)):
             self._connect(p)
         tables: dict[tuple[int, int], Sequence[Action]] = {}
+        reduces_at: dict[tuple[int, int], Sequence[int]] = {}
         ops: dict[tuple[int, int], list[Op]] = {}
         for p, pipeline in enumerate(self.plan.pipelines):
             for s in range(len(pipeline.stages)):
                 key = table_key(self.plan.schedule, pipeline, s, self.plan.overlap, whole_backwards)
-                tables[p, s] = table_of(key)
+                tables[p, s], reduces_at[p, s] = table_of(key), reductions_in(key)
                 ops[p, s] = _ops(key, tuple(sorted(self.turns[p, s].items())))
         seats_of: dict[tuple[int, int], list[int]] = defaultdict(list)
         for a, seat in enumerate(self.seats):
@@ -148,6 +150,7 @@ class _Compiler:
         return Program(
             seats=self.seats,
             tables=[tables[seat.pipeline, seat.stage] for seat in self.seats],
+            reduces_at=[reduces_at[seat.pipeline, seat.stage] for seat in self.seats],
             actors=actors,
             seat_of=self.seat_of,
             actor_of=self.actor_of,

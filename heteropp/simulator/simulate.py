@@ -272,17 +272,9 @@ def simulate(
 
 def _reduced(program: Program, timing: Timing) -> list[list[tuple[int, float]]]:
     """Returns, by seat, when its reductions end, each with the place in its table."""
-    marks_of = {
-        id(table): [i for i, action in enumerate(table) if action.kind == Kind.REDUCE]
-        for table in {id(table): table for table in program.tables}.values()
-    }
     taken = [
-        [
-            (i, group)
-            for i in marks_of[id(table)]
-            for group in program.reductions[a][table[i].ministage]
-        ]
-        for a, table in enumerate(program.tables)
+        [(i, group) for i in places for group in program.reductions[a][table[i].ministage]]
+        for a, (table, places) in enumerate(zip(program.tables, program.reduces_at, strict=True))
     ]
     wanted = [[(group, timing.starts[a][i]) for i, group in own] for a, own in enumerate(taken)]
     return [
