@@ -7,7 +7,7 @@ before those of the weights are computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -118,9 +118,10 @@ def table_of(key: TableKey) -> tuple[Action, ...]:
 
 
 @lru_cache(maxsize=4096)
-def reductions_in(key: TableKey) -> tuple[int, ...]:
-    """Returns where in the table of a key gradients are reduced."""
-    return tuple(i for i, action in enumerate(table_of(key)) if action.kind == Kind.REDUCE)
+def reductions_in(key: TableKey) -> Mapping[int, int]:
+    """Returns where in the table of a key gradients are reduced, by ministage, in that order."""
+    table = table_of(key)
+    return {a.ministage: i for i, a in enumerate(table) if a.kind == Kind.REDUCE}
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,6 @@ from heteropp.description.plan import Plan, Stage
 from heteropp.description.sections import sections
 from heteropp.models.spec import ModelSpec
 from heteropp.optimizer.replicated_gradients import Part, shared
-from heteropp.schedule.action import Action, Kind
 from heteropp.simulator.reductions import ReductionGroup
 
 Seats = Mapping[tuple[int, int], list[int]]  # by pipeline and stage: its replicas
@@ -24,12 +23,13 @@ def reductions(
     cluster: Cluster,
     seats: Seats,
     reduce_s: Sequence[Sequence[float]],
-    tables: Mapping[tuple[int, int], Sequence[Action]],
+    reduces_at: Mapping[tuple[int, int], Mapping[int, int]],
 ) -> tuple[list[ReductionGroup], list[list[list[int]]]]:
     """Returns the groups, and by seat and ministage those that it takes part in, in order.
 
     The replicas of a stage are a group, and so are all that hold a common slice of parameters; last
-    layers come first. reduce_s: the sum over the replicas, by seat and ministage.
+    layers come first. reduce_s: the sum over the replicas, by seat and ministage. reduces_at: the
+    places of REDUCE in the tables, by pipeline and stage, then ministage.
     """
     groups: list[ReductionGroup] = []
     taken: list[list[list[int]]] = [[[] for _ in seconds] for seconds in reduce_s]
@@ -40,7 +40,7 @@ def reductions(
             groups.append(ReductionGroup(tuple(members), max(reduce_s[a][k] for a in members)))
     for parts, size_bytes in _shared_bytes(plan).items():
         last: dict[int, int] = {}  # by seat, the ministage with which its part of it is whole
-        for p, s, k in sorted(parts, key=lambda part: _reduced_at(tables, part)):
+        for p, s, k in sorted(parts, key=lambda part: reduces_at[part[:2]][part[2]]):
             last.update(dict.fromkeys(seats[p, s], k))
         for a, k in last.items():
             taken[a][k].append(len(groups))
@@ -73,11 +73,6 @@ def _gradient_bytes(model: ModelSpec) -> tuple[dict[str, int], dict[str, int]]:
     for p in model.all_parameters:
         sizes[model.is_of_experts(p)][p.name] = width * math.prod(p.shape)
     return sizes
-
-
-def _reduced_at(tables: Mapping[tuple[int, int], Sequence[Action]], part: Part) -> int:
-    p, s, k = part
-    return tables[p, s].index(Action(Kind.REDUCE, None, k))
 
 
 def _kept_bytes(plan: Plan, stage: Stage, common: int, of_experts: int) -> float:

@@ -47,7 +47,7 @@ WORKS = (
 class Program:
     seats: Sequence[Seat]
     tables: list[Sequence[Action]]  # by seat; one op each, but for the step at the end
-    reduces_at: list[Sequence[int]]  # by seat: the places of REDUCE in its table
+    reduces_at: list[Mapping[int, int]]  # by seat and ministage: the place of REDUCE in its table
     actors: list[Actor]
     seat_of: Sequence[int]  # by actor: the first of the seats that it stands for
     actor_of: Sequence[int]  # by seat: the actor that stands for it
@@ -115,7 +115,7 @@ class _Compiler:
         for p in range(len(self.plan.pipelines)):
             self._connect(p)
         tables: dict[tuple[int, int], Sequence[Action]] = {}
-        reduces_at: dict[tuple[int, int], Sequence[int]] = {}
+        reduces_at: dict[tuple[int, int], Mapping[int, int]] = {}
         ops: dict[tuple[int, int], list[Op]] = {}
         for p, pipeline in enumerate(self.plan.pipelines):
             for s in range(len(pipeline.stages)):
@@ -128,7 +128,7 @@ class _Compiler:
         # of each ministage, for what no slice changes
         of_steps = [[slices[0] for slices in times] for times in self.times]
         reduce_s = [[time.reduce_s for time in times] for times in of_steps]
-        groups, taken = reductions(self.plan, self.cluster, seats_of, reduce_s, tables)
+        groups, taken = reductions(self.plan, self.cluster, seats_of, reduce_s, reduces_at)
         pairs = list(zip(self.slowdown, of_steps, strict=True))
         norm_s = [slow * sum(time.norm_s for time in times) for slow, times in pairs]
         # beside its update, a stage that offloads waits for its first ministage's parameters

@@ -273,8 +273,8 @@ def simulate(
 def _reduced(program: Program, timing: Timing) -> list[list[tuple[int, float]]]:
     """Returns, by seat, when its reductions end, each with the place in its table."""
     taken = [
-        [(i, group) for i in places for group in program.reductions[a][table[i].ministage]]
-        for a, (table, places) in enumerate(zip(program.tables, program.reduces_at, strict=True))
+        [(i, group) for k, i in places.items() for group in by_ministage[k]]
+        for places, by_ministage in zip(program.reduces_at, program.reductions, strict=True)
     ]
     wanted = [[(group, timing.starts[a][i]) for i, group in own] for a, own in enumerate(taken)]
     return [
