@@ -13,17 +13,16 @@ namespace dicomm {
 
 namespace {
 
-using std::chrono::nanoseconds;
-
 constexpr std::chrono::milliseconds kNap{1};
 constexpr std::chrono::milliseconds kLongNap{10};  // where it takes the only core
 constexpr std::chrono::microseconds kSpin{50};
 constexpr std::chrono::microseconds kCrowdedSpin{2};
 constexpr std::chrono::milliseconds kYieldingSpin{1};
-// What a wait is shorter by where cores are handed over, beside one that sleeps and is woken. What
-// handing over costs elsewhere may be as much, and one part in so many of a waiting thread's time.
-constexpr std::chrono::microseconds kSavedByHandingOver{5};
-constexpr std::chrono::milliseconds kMostSaved{20};
+// A wait in which cores are handed over is this much shorter than one that sleeps and is woken.
+// Handing over may lose what it has saved so far, of which no more than kMostSaved is remembered,
+// and beyond that one part in kMostTimeLost of a waiting thread's time.
+constexpr std::chrono::nanoseconds kSavedByHandingOver = std::chrono::microseconds{5};
+constexpr std::chrono::nanoseconds kMostSaved = std::chrono::milliseconds{20};
 constexpr int kMostTimeLost = 100;
 // Looks before a thread leaves its peer the core, a few hundred microseconds; twice as many each
 // time that the scheduler put it back within so short a time, as it does where somebody else keeps
@@ -223,8 +222,7 @@ void ProgressDriver::hand_over_core() {
 }
 
 void ProgressDriver::count_saved() {
-  saved_ns_ = std::min<std::int64_t>(saved_ns_ + nanoseconds(kSavedByHandingOver).count(),
-                                     nanoseconds(kMostSaved).count());
+  saved_ns_ = std::min<std::int64_t>(saved_ns_ + kSavedByHandingOver.count(), kMostSaved.count());
 }
 
 // Counts how often in a row a waiting thread found its peer on its core; whether that is often
