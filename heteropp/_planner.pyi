@@ -127,15 +127,25 @@ def divide(
     least_memory: float,
 ) -> tuple[list[list[int]] | None, int]: ...
 
+class Ops:
+    def __init__(self, table: Sequence[tuple[int, int, int]]) -> None: ...
+
+class Boxes:
+    def __init__(
+        self,
+        *,
+        outboxes: Sequence[Sequence[tuple[int, int, float, Sequence[tuple[int, float]]]]],
+        messages: Sequence[int],
+    ) -> None: ...
+
 class Actor:
     def __init__(
         self,
         *,
-        ops: Sequence[tuple[int, int, int]],
+        ops: Ops,
         seconds: Sequence[float],
         factors: Sequence[float],
-        outboxes: Sequence[Sequence[tuple[int, int, float, Sequence[tuple[int, float]]]]],
-        messages: Sequence[int],
+        boxes: Boxes,
         begin_s: float,
     ) -> None: ...
 

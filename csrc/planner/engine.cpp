@@ -53,8 +53,8 @@ class Engine {
     std::size_t count = actors.size();
     int last = 0, pipes = 0;
     for (const Actor& actor : actors) {
-      for (const Op& op : actor.ops) last = std::max(last, op[2]);
-      for (const auto& outbox : actor.outboxes)
+      for (const Op& op : actor.ops->table) last = std::max(last, op[2]);
+      for (const auto& outbox : actor.boxes->outboxes)
         for (const Transmission& one : outbox)
           for (const Hop& hop : one.pipes) pipes = std::max(pipes, hop.pipe + 1);
     }
@@ -76,13 +76,13 @@ class Engine {
       clock_.push_back(actor.begin_s);
       runnable_.push_back(static_cast<int>(a));
       std::vector<int> left;
-      for (int messages : actor.messages) left.insert(left.end(), micro_batches_, messages);
+      for (int messages : actor.boxes->messages) left.insert(left.end(), micro_batches_, messages);
       arrival_s_.emplace_back(left.size(), 0.0);
       sent_s_.emplace_back(left.size(), 0.0);
       left_.push_back(std::move(left));
-      played_.starts[a].reserve(actor.ops.size());
-      played_.ends[a].reserve(actor.ops.size());
-      outstanding_[a].resize(actor.outboxes.size());
+      played_.starts[a].reserve(actor.ops->table.size());
+      played_.ends[a].reserve(actor.ops->table.size());
+      outstanding_[a].resize(actor.boxes->outboxes.size());
     }
   }
 
@@ -113,7 +113,7 @@ class Engine {
         runnable_.push_back(event.actor);
         break;
       case Event::kSendAll: {
-        const auto& outbox = actors_[event.actor].outboxes[event.outbox];
+        const auto& outbox = actors_[event.actor].boxes->outboxes[event.outbox];
         int sender = hold_ ? event.actor : kNobody;
         if (hold_) held_[event.actor] = {outbox.size(), now_};
         for (const Transmission& one : outbox)
@@ -134,8 +134,8 @@ class Engine {
     const Actor& actor = actors_[a];
     double now = clock_[a];
     std::size_t i = played_.next[a];
-    while (i < actor.ops.size()) {
-      auto [code, slot, micro_batch] = actor.ops[i];
+    while (i < actor.ops->table.size()) {
+      auto [code, slot, micro_batch] = (actor.ops->table)[i];
       // with slack, who waits for whom depends on what is known when
       if (slack_ && now > now_ && (code == kSend || code == kReceive)) {
         at(now, Event::kRun, a);
@@ -149,7 +149,7 @@ class Engine {
         end = receive(a, slot * micro_batches_ + micro_batch, now);
       } else if (code == kSend && !slack_) {
         at(now, Event::kSendAll, a, slot, {nullptr, micro_batch, kNobody, 0, 0});
-        if (hold_ && !actor.outboxes[slot].empty()) end.reset();
+        if (hold_ && !actor.boxes->outboxes[slot].empty()) end.reset();
       } else if (code == kSend) {
         end = offer(a, slot, micro_batch, now);
       }
@@ -228,7 +228,7 @@ class Engine {
   // Sends the messages whose receives are posted; the others wait for theirs.
   // Returns when the send ends, or none where too many wait and the sender does too.
   std::optional<double> offer(int a, int outbox, int micro_batch, double now) {
-    for (const Transmission& one : actors_[a].outboxes[outbox]) {
+    for (const Transmission& one : actors_[a].boxes->outboxes[outbox]) {
       int key = one.inbox * micro_batches_ + micro_batch;
       if (posted_[one.receiver].count(key)) {
         at(now, Event::kSendOne, a, outbox, {&one, micro_batch, kNobody, 0, 0});
@@ -261,7 +261,7 @@ class Engine {
 
   bool too_many(int a, int outbox) const {
     return outstanding_[a][outbox].size() >
-           static_cast<std::size_t>(*slack_) * actors_[a].outboxes[outbox].size();
+           static_cast<std::size_t>(*slack_) * actors_[a].boxes->outboxes[outbox].size();
   }
 
   const std::vector<Actor>& actors_;

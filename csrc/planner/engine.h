@@ -3,6 +3,7 @@
 
 #include <array>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -24,12 +25,20 @@ struct Transmission {
   std::vector<Hop> pipes;
 };
 
-struct Actor {
-  std::vector<Op> ops;
-  std::vector<double> seconds;
-  std::vector<double> factors;  // of the seconds of each work in turn; empty: all 1
+struct Ops {
+  std::vector<Op> table;
+};
+
+struct Boxes {
   std::vector<std::vector<Transmission>> outboxes;
   std::vector<int> messages;  // that come to each inbox, of one micro-batch
+};
+
+struct Actor {
+  std::shared_ptr<const Ops> ops;  // plays of one search share these, and boxes
+  std::vector<double> seconds;
+  std::vector<double> factors;  // of the seconds of each work in turn; empty: all 1
+  std::shared_ptr<const Boxes> boxes;
   double begin_s = 0;
 };
 

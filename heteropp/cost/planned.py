@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import sub
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from heteropp.optimizer.replicated_gradients import exchanges
 from heteropp.schedule.action import Action
 from heteropp.schedule.inboxes import received_ahead
 from heteropp.schedule.stage_actions import coded_table, links, table_key
+from hyperhetero.remembered import Remembered
 
 
 def check_cluster(plan: Plan, cluster: Cluster) -> None:
@@ -128,11 +129,21 @@ def span_times(
     return [_stage_time(plan.model, at, chip, links, profile, pairs_apart) for at in shape.slices]
 
 
+def work_keys(plan: Plan, pipeline: Pipeline) -> list[Hashable]:
+    """Returns, by stage, what the times of its ministages depend on beside the chips and links."""
+    like = plan.model, plan.schedule, plan.zero_stage, plan.optimizer, pipeline.token_slices
+    spans = ministage_layers(pipeline, plan.schedule)
+    return [(stage, held, like) for stage, held in zip(pipeline.stages, spans, strict=True)]
+
+
 def rank_memory(plan: Plan, cluster: Cluster | None = None) -> list[Memory]:
     """Predicted peak bytes, by rank; the cluster may be a measured one."""
     chips = {chip for p in plan.pipelines for stage in p.stages for chip in stage.chips}
     profiles = tuple((chip, chip_profile(cluster, chip)) for chip in sorted(chips))
     return list(_rank_memory(replace(plan, profile=None, prediction=None), profiles))
+
+
+_peaks: Remembered[Memory] = Remembered(4096)  # a search asks for the same stage in many plans
 
 
 @lru_cache(maxsize=64)
@@ -157,7 +168,7 @@ def _rank_memory(
                     if key not in alike:
                         profile, shape = profile_of[plan.chip(rank)], stage_shape(plan, rank)
                         whole = (plan.model, shape, plan.resharding, profile, shard, summed, place)
-                        alike[key] = _peak(_Walked(whole, plan, rank, profile))
+                        alike[key] = _peaks.get(whole, partial(_peak, plan, rank, profile))
                     memory.update(dict.fromkeys(ranks, alike[key]))
     return tuple(memory[rank] for rank in range(plan.world_size))
 
@@ -183,20 +194,8 @@ def _walked_places(plan: Plan, pipeline: Pipeline) -> list[Hashable]:
     ]
 
 
-@dataclass(frozen=True)
-class _Walked:
-    """A rank of a plan, equal to others where all that its memory depends on is."""
-
-    key: Hashable
-    plan: Plan = field(compare=False)
-    rank: int = field(compare=False)
-    profile: ChipProfile | None = field(compare=False)
-
-
-@lru_cache(maxsize=4096)
-def _peak(walked: _Walked) -> Memory:
-    """A search asks for the same stage in many plans."""
-    return _walk(walked.plan, walked.rank, walked.profile).peak()
+def _peak(plan: Plan, rank: int, profile: ChipProfile | None) -> Memory:
+    return _walk(plan, rank, profile).peak()
 
 
 def memory_walk(

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from heteropp import _planner
@@ -33,14 +35,37 @@ class Transmission(NamedTuple):
     pipes: tuple[tuple[int, float], ...]  # each with the seconds that the message fills it
 
 
+@dataclass(frozen=True, eq=False)
+class Ops:
+    """A table of ops, which the native engine gets in its own form, made once."""
+
+    table: Sequence[Op]
+
+    @cached_property
+    def native(self) -> _planner.Ops:
+        return _planner.Ops(self.table)
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """What an actor sends and is sent; its native form is made once, too."""
+
+    outboxes: Sequence[Sequence[Transmission]] = ()
+    inboxes: Sequence[Sequence[int]] = ()  # by message: the actor that sends it
+
+    @cached_property
+    def native(self) -> _planner.Boxes:
+        messages = [len(inbox) for inbox in self.inboxes]
+        return _planner.Boxes(outboxes=self.outboxes, messages=messages)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Actor:
-    """A replica's table of ops; each names a slot of `seconds`, `outboxes` or `inboxes`."""
+    """A replica's table of ops; each names a slot of `seconds`, or one of its boxes."""
 
-    ops: list[Op]
+    ops: Ops
     seconds: list[float]
-    outboxes: list[list[Transmission]] = field(default_factory=list)
-    inboxes: list[list[int]] = field(default_factory=list)  # by message: the actor that sends it
+    boxes: Boxes = Boxes()  # it does not change
     begin_s: float = 0.0
 
 
@@ -89,18 +114,17 @@ def play(
     """
     native = [
         _planner.Actor(
-            ops=actor.ops,
+            ops=actor.ops.native,
             seconds=actor.seconds,
             factors=_factors(noise, a, actor),
-            outboxes=actor.outboxes,
-            messages=[len(inbox) for inbox in actor.inboxes],
+            boxes=actor.boxes.native,
             begin_s=actor.begin_s,
         )
         for a, actor in enumerate(actors)
     ]
     played = _planner.play(native, slack, hold)
     following, blocked = played.next, played.blocked
-    stuck = [a for a, actor in enumerate(actors) if following[a] < len(actor.ops)]
+    stuck = [a for a, actor in enumerate(actors) if following[a] < len(actor.ops.table)]
     if stuck:
         senders = {
             a: tuple(blocked[a]) if a in blocked else _late_senders(actors, following, a)
@@ -115,16 +139,16 @@ def _late_senders(actors: list[Actor], following: list[int], a: int) -> tuple[in
 
     following: the next op of each actor.
     """
-    _, inbox, micro_batch = actors[a].ops[following[a]]
-    senders = dict.fromkeys(actors[a].inboxes[inbox])
+    _, inbox, micro_batch = actors[a].ops.table[following[a]]
+    senders = dict.fromkeys(actors[a].boxes.inboxes[inbox])
     return tuple(
         b
         for b in senders
         if any(
             code == SEND
             and number == micro_batch
-            and any((d.receiver, d.inbox) == (a, inbox) for d in actors[b].outboxes[slot])
-            for code, slot, number in actors[b].ops[following[b] :]
+            and any((d.receiver, d.inbox) == (a, inbox) for d in actors[b].boxes.outboxes[slot])
+            for code, slot, number in actors[b].ops.table[following[b] :]
         )
     )
 
@@ -135,5 +159,5 @@ def _factors(noise: Noise | None, number: int, actor: Actor) -> list[float]:
         return []
     generator = random.Random(f"{noise.seed} {number}")
     mean, sigma = -(noise.sigma**2) / 2, noise.sigma
-    works = sum(code == WORK for code, _, _ in actor.ops)
+    works = sum(code == WORK for code, _, _ in actor.ops.table)
     return [math.exp(generator.gauss(mean, sigma)) for _ in range(works)]

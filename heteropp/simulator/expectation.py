@@ -14,8 +14,8 @@ from heteropp.description.used_chips import used_cluster
 from heteropp.schedule.action import Kind
 from heteropp.schedule.step_times import LinkTimes
 from heteropp.simulator.engine import Actor
-from heteropp.simulator.program import boxes_of
 from heteropp.simulator.simulate import Simulation, simulate
+from heteropp.simulator.wiring import boxes_of
 
 
 class ExpectedStep:
@@ -87,7 +87,7 @@ def _messages(actors: list[Actor], receiver: int) -> dict[int, float]:
     """Returns the seconds of the slowest message to each inbox of an actor."""
     slowest_s: dict[int, float] = defaultdict(float)
     for actor in actors:
-        for delivery in (d for outbox in actor.outboxes for d in outbox):
+        for delivery in (d for outbox in actor.boxes.outboxes for d in outbox):
             if delivery.receiver == receiver:
                 seconds = delivery.latency_s + max((s for _, s in delivery.pipes), default=0.0)
                 slowest_s[delivery.inbox] = max(slowest_s[delivery.inbox], seconds)

@@ -6,9 +6,8 @@ asks for the same again and again.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from heteropp.cost.planned import GroupLinks, links_by_rank
 from heteropp.description.cluster import Cluster
@@ -16,6 +15,7 @@ from heteropp.description.plan import Pipeline, Plan
 from heteropp.schedule.stage_actions import links
 from heteropp.simulator.alike import Joint, stand_ins
 from heteropp.simulator.boundaries import boundary
+from hyperhetero.remembered import Remembered
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,11 @@ def placement(
         )
         for p, pipeline in enumerate(plan.pipelines)
     )
-    return _known(cluster, emulated, _Placed((places, between, plan.resharding), plan))
+    key = cluster, emulated, places, between, plan.resharding
+    return _known.get(key, lambda: _placement(plan, cluster, emulated, {}, True))
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """A plan, equal to others where all that its placement depends on is."""
-
-    key: Hashable
-    plan: Plan = field(compare=False)
-
-
-@lru_cache(maxsize=16)  # each takes megabytes for thousands of chips
-def _known(cluster: Cluster, emulated: bool, placed: _Placed) -> Placement:
-    return _placement(placed.plan, cluster, emulated, {}, True)
+_known: Remembered[Placement] = Remembered(16)  # each takes megabytes for thousands of chips
 
 
 def _placement(

@@ -7,30 +7,24 @@ the same times.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import lcm
 
 from heteropp.cost.communication import gather_boundary_s
-from heteropp.cost.planned import (
-    GroupLinks,
-    slowest_link,
-    span_times,
-    stage_shape,
-)
-from heteropp.cost.stage_time import Time, all_gather_s
+from heteropp.cost.planned import slowest_link
+from heteropp.cost.stage_time import all_gather_s
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Pipeline, Plan, Stage, ministage_layers
+from heteropp.description.plan import Plan, Stage
 from heteropp.layout.resharding import group_boxes
 from heteropp.schedule.action import Action, Kind
-from heteropp.schedule.stage_actions import TableKey, links, reductions_in, table_key, table_of
-from heteropp.simulator.boundaries import Way, boundary
-from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Op, Transmission
+from heteropp.schedule.stage_actions import TableKey, reductions_in, table_key, table_of
+from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Op, Ops
 from heteropp.simulator.gradients import reductions
 from heteropp.simulator.placement import Seat, factor_of, lengths, placement
 from heteropp.simulator.reductions import ReductionGroup
-from heteropp.simulator.together import joined, slowest
+from heteropp.simulator.seat_times import SeatTimes
+from heteropp.simulator.wiring import Turns, row_bytes, wiring
 
 WORKS = (
     Kind.F,
@@ -90,38 +84,25 @@ class _Compiler:
         message_factor: float,
         fold: bool,
     ) -> None:
-        self.plan, self.cluster, self.emulated = plan, cluster, emulated
-        self.message_factor = message_factor
+        self.plan, self.cluster = plan, cluster
         placed = placement(plan, cluster, emulated, slowdown, fold)
         self.seats, self.first_seats, self.links = placed.seats, placed.first_seats, placed.links
         self.seat_of, self.actor_of = placed.seat_of, placed.actor_of
-        self.layers = [ministage_layers(pipeline, plan.schedule) for pipeline in plan.pipelines]
-        self.known_times: dict[Hashable, list[list[Time]]] = {}  # of seats that are alike
-        of_actors = [self._times(self.seats[a]) for a in self.seat_of]
+        times = SeatTimes(plan, cluster, placed.links, emulated)
+        of_actors = [times.of(self.seats[a]) for a in self.seat_of]
         self.times = [of_actors[actor] for actor in self.actor_of]  # by seat
         self.slowdown = [factor_of(slowdown, seat) for seat in self.seats]
-        self.pipes: dict[object, int] = {}
-        self.outboxes: list[list[list[Transmission]]] = []
-        self.inboxes: list[list[list[int]]] = []
-        for seat in (self.seats[a] for a in self.seat_of):
-            many = boxes_of(plan.pipelines[seat.pipeline], seat.stage)
-            slots = range(2 * self._stage(seat).ministages * many)
-            self.outboxes.append([[] for _ in slots])
-            self.inboxes.append([[] for _ in slots])
-        # by (pipeline, stage), then kind and ministage: the boxes that messages take in turn
-        self.turns: dict[tuple[int, int], dict[tuple[Kind, int], int]] = defaultdict(dict)
+        self.wiring = wiring(plan, cluster, placed, emulated, message_factor)
 
     def program(self, whole_backwards: bool) -> Program:
-        for p in range(len(self.plan.pipelines)):
-            self._connect(p)
         tables: dict[tuple[int, int], Sequence[Action]] = {}
         reduces_at: dict[tuple[int, int], Mapping[int, int]] = {}
-        ops: dict[tuple[int, int], list[Op]] = {}
+        ops: dict[tuple[int, int], Ops] = {}
         for p, pipeline in enumerate(self.plan.pipelines):
             for s in range(len(pipeline.stages)):
                 key = table_key(self.plan.schedule, pipeline, s, self.plan.overlap, whole_backwards)
                 tables[p, s], reduces_at[p, s] = table_of(key), reductions_in(key)
-                ops[p, s] = _ops(key, tuple(sorted(self.turns[p, s].items())))
+                ops[p, s] = _ops(key, self.wiring.turns[p, s])
         seats_of: dict[tuple[int, int], list[int]] = defaultdict(list)
         for a, seat in enumerate(self.seats):
             seats_of[seat.pipeline, seat.stage].append(a)
@@ -141,11 +122,10 @@ class _Compiler:
             Actor(
                 ops=ops[self.seats[a].pipeline, self.seats[a].stage],
                 seconds=self._seconds(a),
-                outboxes=outboxes,
-                inboxes=inboxes,
+                boxes=boxes,
                 begin_s=begin_s[a],
             )
-            for a, outboxes, inboxes in zip(self.seat_of, self.outboxes, self.inboxes, strict=True)
+            for a, boxes in zip(self.seat_of, self.wiring.boxes, strict=True)
         ]
         return Program(
             seats=self.seats,
@@ -166,72 +146,6 @@ class _Compiler:
         return self.plan.pipelines[seat.pipeline].stages[seat.stage]
 
     # seconds
-
-    def _times(self, seat: Seat) -> list[list[Time]]:
-        """Returns the times of each ministage, by slice; where a seat's ranks differ, the slowest
-        counts.
-        """
-        tp = self._stage(seat).tp
-        if self._stage(seat).ep > 1:
-            return self._together(seat)
-        parts = frozenset((i // tp, self.links[rank]) for i, rank in enumerate(seat.ranks))
-        key = seat.pipeline, seat.stage, self._stage(seat).replicas[seat.replica].kind, parts
-        if key not in self.known_times:
-            self.known_times[key] = self._make_times(seat, parts)
-        return self.known_times[key]
-
-    def _make_times(self, seat: Seat, parts: frozenset[tuple[int, GroupLinks]]) -> list[list[Time]]:
-        """Returns the times of a seat's ministages.
-
-        parts: the context-parallel index of each of its ranks, with the links that the rank has.
-        The exchange in each layer joins context-parallel ranks, so that of them the slowest counts.
-        """
-        firsts = seat.ranks[:: self._stage(seat).tp]  # of each part
-        return [
-            [
-                slowest(times)
-                for times in zip(
-                    *(self._part_times(firsts[cp_index], span, link) for cp_index, link in parts),
-                    strict=True,
-                )
-            ]
-            for span in self.layers[seat.pipeline][seat.stage]
-        ]
-
-    def _part_times(
-        self, rank: int, layers: tuple[int, int], links: GroupLinks, twice_the_rows: bool = False
-    ) -> list[Time]:
-        """Returns the times of layers [first, last) on a rank's chip, for its part of sequences,
-        by slice.
-        """
-        return span_times(
-            self.plan, self.cluster, rank, layers, links, self.emulated, twice_the_rows
-        )
-
-    def _together(self, seat: Seat) -> list[list[Time]]:
-        """Returns the times of a seat's ministages where experts lie over the stage's ranks.
-
-        Rows go to experts and come back in every layer: the slowest rank's attention and the
-        slowest rank's experts count, one after the other, for all.
-        """
-        stage, key = self._stage(seat), (seat.pipeline, seat.stage)
-        if key not in self.known_times:
-            ranks = {
-                (stage_shape(self.plan, rank), self.links[rank], self.plan.chip(rank)): rank
-                for rank in (group[0] for group in stage.groups)
-            }.values()  # one of those that are alike
-            self.known_times[key] = []
-            for span in self.layers[seat.pipeline][seat.stage]:
-                times, twice = (
-                    [
-                        time
-                        for rank in ranks
-                        for time in self._part_times(rank, span, self.links[rank], more)
-                    ]
-                    for more in (False, True)
-                )
-                self.known_times[key].append([joined(times, twice, span[1] - span[0])])
-        return self.known_times[key]
 
     def _seconds(self, a: int) -> list[float]:
         """Returns the seconds of a seat's slots: every kind of WORKS for each ministage, by
@@ -263,91 +177,15 @@ class _Compiler:
         stage = self._stage(seat)
         place = stage, seat.replica
         groups = (group_boxes(*place, cp_index, length) for cp_index in range(stage.cp))
-        size = max(sum(box.size for box in boxes) for boxes in groups) * self._row_bytes
+        size = max(sum(box.size for box in boxes) for boxes in groups) * row_bytes(self.plan)
         return max(
             gather_boundary_s(size, stage.tp, inside, self.plan.resharding)
             for inside in {self.links[rank].inside for rank in seat.ranks}
         )
 
-    @property
-    def _row_bytes(self) -> int:
-        return self.plan.model.hidden * self.plan.model.dtype_bytes
-
-    # messages
-
-    def _connect(self, p: int) -> None:
-        """Makes a pipeline's messages: activations along its path, and gradients back."""
-        pipeline = self.plan.pipelines[p]
-        for (s, k), (t, j) in links(self.plan.schedule, pipeline):
-            if s == t:
-                continue
-            one, other = pipeline.stages[s], pipeline.stages[t]
-            many, others = boxes_of(pipeline, s), boxes_of(pipeline, t)
-            for i, length in enumerate(lengths(self.plan, p)):
-                outbox, inbox = many * k + i, others * j + i
-                self._send((p, s), (p, t), outbox, inbox, length)
-                outbox = others * (other.ministages + j) + i
-                inbox = many * (one.ministages + k) + i
-                self._send((p, t), (p, s), outbox, inbox, length)
-            rows = lcm(one.micro_batch, other.micro_batch) * pipeline.slices
-            for kind in (Kind.SEND_ACTIVATION, Kind.RECV_GRADIENT):
-                self.turns[p, s][kind, k] = rows // one.micro_batch
-            for kind in (Kind.RECV_ACTIVATION, Kind.SEND_GRADIENT):
-                self.turns[p, t][kind, j] = rows // other.micro_batch
-
-    def _send(
-        self, one: tuple[int, int], other: tuple[int, int], outbox: int, inbox: int, length: int
-    ) -> None:
-        """Makes the messages from one stage to another that carry sequences of a length.
-
-        outbox and inbox are the first of their boxes: where the stages' micro-batches differ in
-        size, those that make up the common multiple take one box each in turn. So do slices.
-        """
-        sender, receiver = (self.plan.pipelines[p].stages[s] for p, s in (one, other))
-        first, others = self.first_seats[one], self.first_seats[other]
-        joint = boundary(sender, receiver, length, self.plan.resharding)
-        for r, ways in enumerate(joint.ways):
-            a = self.actor_of[first + r]
-            if self.seat_of[a] != first + r:
-                continue
-            for _, destination, source, way in sorted(self._ranks_of(ways, first + r, others)):
-                b = self.actor_of[others + way.receiver]
-                latency_s, pipes = self._way(source, destination, way.rows * self._row_bytes)
-                into = inbox + way.into
-                self.outboxes[a][outbox + way.turn].append(Transmission(b, into, latency_s, pipes))
-                self.inboxes[b][into].append(a)
-
-    def _ranks_of(
-        self, ways: Sequence[Way], sender: int, receivers: int
-    ) -> Iterator[tuple[int, int, int, Way]]:
-        """Yields ways in the order of rows and receiving ranks, with their ranks.
-
-        sender: a seat. receivers: the first seat of their stage.
-        """
-        ranks = self.seats[sender].ranks
-        for way in ways:
-            destination = self.seats[receivers + way.receiver].ranks[way.destination]
-            yield way.number, destination, ranks[way.source], way
-
-    def _way(
-        self, source: int, destination: int, size_bytes: float
-    ) -> tuple[float, tuple[tuple[int, float], ...]]:
-        size_bytes *= self.message_factor
-        if self.emulated:
-            link = self.cluster.link(source, destination)
-            latency_s = link.latency_s * self.message_factor
-            return latency_s, ((self._pipe((source, destination)), size_bytes / link.bytes_per_s),)
-        route = self.cluster.route(source, destination)
-        return route.latency_s * self.message_factor, tuple(
-            (self._pipe(pipe.name), size_bytes / pipe.bytes_per_s) for pipe in route.pipes
-        )
-
-    def _pipe(self, name: object) -> int:
-        return self.pipes.setdefault(name, len(self.pipes))
-
 
 @lru_cache(maxsize=4096)
-def _ops(key: TableKey, turns: tuple[tuple[tuple[Kind, int], int], ...]) -> list[Op]:
+def _ops(key: TableKey, turns: Turns) -> Ops:
     """Returns an op for each action but the last, the step, with the slots that _Compiler fills."""
     slots: dict[tuple[Kind, int], tuple[int, int]] = {}
     boxes, turns_of = key.parts * key.slices, dict(turns)
@@ -359,7 +197,7 @@ def _ops(key: TableKey, turns: tuple[tuple[tuple[Kind, int], int], ...]) -> list
         slots[Kind.SEND_GRADIENT, k] = SEND, boxes * (key.ministages + k)
         slots[Kind.RECV_GRADIENT, k] = RECV, boxes * (key.ministages + k)
         slots[Kind.REDUCE, k] = MARK, k
-    ops = []
+    ops: list[Op] = []
     for action in table_of(key)[:-1]:
         name = action.kind, action.ministage
         (code, slot), i = slots[name], action.micro_batch or 0
@@ -368,12 +206,7 @@ def _ops(key: TableKey, turns: tuple[tuple[tuple[Kind, int], int], ...]) -> list
             continue
         many = turns_of.get(name, 1)
         ops.append((code, slot + i % many, i // many))
-    return ops
-
-
-def boxes_of(pipeline: Pipeline, stage: int) -> int:
-    """Returns how many boxes each way of a ministage's messages has, at most."""
-    return pipeline.parts(stage) * pipeline.slices
+    return Ops(ops)
 
 
 def _exchange_s(plan: Plan, cluster: Cluster) -> float:

@@ -26,7 +26,6 @@ from heteropp.simulator.engine import Noise, StuckError, Timing, play
 from heteropp.simulator.memory_curve import MemoryCurve, memory_curve
 from heteropp.simulator.program import Program, compile_plan
 from heteropp.simulator.reductions import settle
-from heteropp.simulator.twins import without_twins
 
 
 class DeadlockError(RuntimeError):
@@ -248,7 +247,7 @@ def simulate(
         *(plan, cluster, emulated, slowdown or {}, message_factor, whole_backwards),
         fold=not noise,
     )
-    actors = without_twins(program.actors)
+    actors = program.actors
     try:
         played = play(actors, slack, Noise(noise, seed) if noise else None, hold=not plan.overlap)
     except StuckError as error:

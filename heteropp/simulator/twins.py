@@ -7,10 +7,10 @@ are. Keeping only one of them changes no time.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
-from heteropp.simulator.engine import Actor, Transmission
+from heteropp.simulator.engine import Boxes, Transmission
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class _Message:
     use: Hashable  # all but the pipes; its number in the send too, where that shares a pipe
 
 
-def without_twins(actors: list[Actor]) -> list[Actor]:
-    """Keeps one of the messages of a send that differ in twin pipes only."""
-    messages = _messages(actors)
+def without_twins(boxes: Sequence[Boxes]) -> list[Boxes]:
+    """Keeps one of the messages of a send that differ in twin pipes only; of boxes by actor."""
+    messages = _messages(boxes)
     twin_of = _twins(messages)
     left: dict[tuple[int, int], dict[Hashable, Transmission]] = defaultdict(dict)
     for message in messages:
@@ -38,19 +38,18 @@ def without_twins(actors: list[Actor]) -> list[Actor]:
         for delivery in deliveries.values():
             senders[delivery.receiver, delivery.inbox].append(a)
     return [
-        replace(
-            actor,
-            outboxes=[list(left[a, slot].values()) for slot in range(len(actor.outboxes))],
-            inboxes=[senders[a, slot] for slot in range(len(actor.inboxes))],
+        Boxes(
+            [list(left[a, slot].values()) for slot in range(len(own.outboxes))],
+            [senders[a, slot] for slot in range(len(own.inboxes))],
         )
-        for a, actor in enumerate(actors)
+        for a, own in enumerate(boxes)
     ]
 
 
-def _messages(actors: list[Actor]) -> list[_Message]:
+def _messages(boxes: Sequence[Boxes]) -> list[_Message]:
     messages = []
-    for a, actor in enumerate(actors):
-        for slot, outbox in enumerate(actor.outboxes):
+    for a, own in enumerate(boxes):
+        for slot, outbox in enumerate(own.outboxes):
             ways = [tuple(pipe for pipe, _ in delivery.pipes) for delivery in outbox]
             number = Counter(pipe for pipes in ways for pipe in pipes)
             for i, (delivery, pipes) in enumerate(zip(outbox, ways, strict=True)):

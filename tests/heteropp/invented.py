@@ -15,19 +15,22 @@ from heteropp.cost.tracing import cache, traces
 from heteropp.cost.tracing.kind import StageKind
 from heteropp.models.llama.model import LlamaModel
 from heteropp.search import costs
+from heteropp.search.auto import busy
+from heteropp.simulator import seat_times
 
 T, U = TypeVar("T"), TypeVar("U")
+Invent = Callable[[Callable[..., stage_time.Time]], None]  # the fixture that invents seconds
 
 
 @contextmanager
 def invented_traces_alone() -> Iterator[None]:
     """Every stage has an invented trace, and none is known from before or remembered after."""
     with pytest.MonkeyPatch.context() as patch:
-        _forget()
+        forget()
         patch.setattr(traces, "trace_stage", invented_trace)
         patch.setattr(cache, "get", made_anew)
         yield
-    _forget()
+    forget()
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,9 @@ def made_anew(model: LlamaModel, key: str, make: Callable[[], T], use: Callable[
     return use(make())
 
 
-def _forget() -> None:
-    for module in (traces, stage_time, planned, costs):
+def forget() -> None:
+    """Lets go of all that this process has remembered of what stages cost."""
+    for module in (traces, stage_time, planned, costs, seat_times, busy):
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()

@@ -8,8 +8,8 @@ from dataclasses import fields, replace
 
 import pytest
 from clusters import tiny_model
+from invented import Invent
 
-from heteropp.cost import planned
 from heteropp.cost.stage_time import StageShape, Time
 from heteropp.description.chips import ChipSpec, load_chip
 from heteropp.description.cluster import Cluster, Link, Node
@@ -18,7 +18,7 @@ from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage, 
 from heteropp.models.spec import ModelSpec
 from heteropp.search.auto.changed import with_each
 from heteropp.search.auto.trials import passes
-from heteropp.simulator import placement
+from heteropp.simulator import placement, seat_times
 from heteropp.simulator import simulate as simulator
 from heteropp.simulator.program import compile_plan
 from heteropp.simulator.simulate import Simulation, simulate
@@ -142,8 +142,10 @@ def played_whole(monkeypatch: pytest.MonkeyPatch, plan: Plan, cluster: Cluster, 
         return simulate(plan, cluster, **of)
 
 
-def test_no_time_of_any_replica_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned, "stage_time", stage_time)
+def test_no_time_of_any_replica_differs(
+    monkeypatch: pytest.MonkeyPatch, invent_times: Invent
+) -> None:
+    invent_times(stage_time)
     folded = 0
     for seed in range(60):
         plan, cluster = drawn(seed)
@@ -157,20 +159,21 @@ def test_no_time_of_any_replica_differs(monkeypatch: pytest.MonkeyPatch) -> None
     assert 15 < folded < 100
 
 
-def test_plans_on_the_same_chips_have_their_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_on_the_same_chips_have_their_own_times(invent_times: Invent) -> None:
     """A plan with and without recompute shares a placement, and has the times it has alone."""
-    monkeypatch.setattr(planned, "stage_time", stage_time)
+    invent_times(stage_time)
     for seed in range(40):
         plan, cluster = drawn(seed)
         again = with_each(plan, lambda stage: replace(stage, recompute=not stage.recompute))
         for other in (again, plan):
             found = simulate(other, cluster)
             placement._known.cache_clear()
+            seat_times._known.cache_clear()
             assert found.timing == simulate(other, cluster).timing, seed
 
 
-def test_replicas_with_nics_of_their_own_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned, "stage_time", stage_time)
+def test_replicas_with_nics_of_their_own_are_one(invent_times: Invent) -> None:
+    invent_times(stage_time)
     plan, cluster = pairs(nics=8)
     found = simulate(plan, cluster)
     assert len(found.program.seats) == 16
@@ -180,18 +183,18 @@ def test_replicas_with_nics_of_their_own_are_one(monkeypatch: pytest.MonkeyPatch
 
 
 def test_switches_that_no_link_joins_tell_no_replicas_apart(
-    monkeypatch: pytest.MonkeyPatch,
+    invent_times: Invent,
 ) -> None:
-    monkeypatch.setattr(planned, "stage_time", stage_time)
+    invent_times(stage_time)
     plan, cluster = pairs(nics=8)
     nodes = [replace(node, switch=f"s{i % 2}") for i, node in enumerate(cluster.nodes)]
     assert len(simulate(plan, cluster_of(nodes)).program.actors) == 2
 
 
 def test_replicas_that_share_a_nic_are_played_with_what_they_share_it_with(
-    monkeypatch: pytest.MonkeyPatch,
+    invent_times: Invent,
 ) -> None:
-    monkeypatch.setattr(planned, "stage_time", stage_time)
+    invent_times(stage_time)
     plan, cluster = pairs(nics=1)
     found = simulate(plan, cluster)
     assert len(found.program.actors) == 8  # of one node of each type

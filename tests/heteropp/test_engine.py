@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,9 @@ from heteropp.simulator.engine import (
     SEND,
     WORK,
     Actor,
+    Boxes,
     Noise,
+    Ops,
     StuckError,
     Timing,
     Transmission,
@@ -70,10 +73,9 @@ def random_actors(generator: random.Random, shuffle: bool, apart: bool) -> list[
             table[i : i + 5] = reversed(table[i : i + 5])
     return [
         Actor(
-            ops=ops[a],
+            ops=Ops(ops[a]),
             seconds=[generator.uniform(0, 1) for _ in range(3)],
-            outboxes=outboxes[a],
-            inboxes=inboxes[a],
+            boxes=Boxes(outboxes[a], inboxes[a]),
             begin_s=generator.uniform(0, 1),
         )
         for a in range(count)
@@ -110,20 +112,20 @@ def through_pipes(messages: list, entries: dict) -> tuple[dict, dict]:
 
 def by_fixed_point(actors: list[Actor], slack: int | None) -> Timing | None:
     """Times of all ops, guessed again from one another until they stay; None if they never do."""
-    starts = [[actor.begin_s] * len(actor.ops) for actor in actors]
+    starts = [[actor.begin_s] * len(actor.ops.table) for actor in actors]
     ends = [list(times) for times in starts]
     posts: dict[tuple[int, int, int], float] = {}
     entries: dict[tuple[int, int, int, int], float] = {}
-    for _ in range(20 + 4 * sum(len(actor.ops) for actor in actors)):
+    for _ in range(20 + 4 * sum(len(actor.ops.table) for actor in actors)):
         messages = []
         outstanding: dict[tuple[int, int], list[float]] = {}
         released: dict[tuple[int, int], float] = {}
         for a, actor in enumerate(actors):
-            for i, (code, slot, micro_batch) in enumerate(actor.ops):
+            for i, (code, slot, micro_batch) in enumerate(actor.ops.table):
                 if code != SEND:
                     continue
                 matched = outstanding.setdefault((a, slot), [])
-                for order, d in enumerate(actor.outboxes[slot]):
+                for order, d in enumerate(actor.boxes.outboxes[slot]):
                     when = starts[a][i]
                     if slack is not None:
                         when = max(when, posts.get((d.receiver, d.inbox, micro_batch), math.inf))
@@ -132,14 +134,14 @@ def by_fixed_point(actors: list[Actor], slack: int | None) -> Timing | None:
                 if slack is not None:
                     # so many may be unmatched: the latest ones are
                     latest = sorted(matched, reverse=True)
-                    allowed = slack * len(actor.outboxes[slot])
+                    allowed = slack * len(actor.boxes.outboxes[slot])
                     released[a, i] = latest[allowed] if len(latest) > allowed else 0.0
         entries_before = dict(entries)
         entries, arrivals = through_pipes([m for m in messages if m[0] < math.inf], entries)
         before = [list(times) for times in ends], dict(posts), entries_before
         for a, actor in enumerate(actors):
             clock = actor.begin_s
-            for i, (code, slot, micro_batch) in enumerate(actor.ops):
+            for i, (code, slot, micro_batch) in enumerate(actor.ops.table):
                 starts[a][i] = clock
                 if code == WORK:
                     clock += actor.seconds[slot]
@@ -148,7 +150,7 @@ def by_fixed_point(actors: list[Actor], slack: int | None) -> Timing | None:
                 elif code == RECV:
                     posts[a, slot, micro_batch] = clock
                     came = arrivals.get((a, slot, micro_batch), [])
-                    whole = len(came) == len(actor.inboxes[slot])
+                    whole = len(came) == len(actor.boxes.inboxes[slot])
                     clock = max(clock, *came) if whole else math.inf
                 ends[a][i] = clock
         if before == (ends, posts, entries):
@@ -170,7 +172,7 @@ def test_equals_a_fixed_point_of_all_ops(slack: int | None) -> None:
         # where a receive lets several senders go at one moment, any of them may be first
         actors = random_actors(generator, shuffle=seed % 4 == 0, apart=slack is not None)
         expected = by_fixed_point(actors, slack)
-        for played in (actors, without_twins(actors)):
+        for played in (actors, merged(actors)):
             try:
                 found = play(played, slack, None)
             except StuckError:
@@ -182,6 +184,12 @@ def test_equals_a_fixed_point_of_all_ops(slack: int | None) -> None:
                 assert near(found.starts[a], expected.starts[a]), seed
                 assert near(found.ends[a], expected.ends[a]), seed
     assert 0 < stuck < 300
+
+
+def merged(actors: list[Actor]) -> list[Actor]:
+    """The same actors, with one of each send's messages that differ in twin pipes only."""
+    boxes = without_twins([actor.boxes for actor in actors])
+    return [replace(actor, boxes=own) for actor, own in zip(actors, boxes, strict=True)]
 
 
 def lanes(count: int, latencies: list[float]) -> list[Actor]:
@@ -198,15 +206,16 @@ def lanes(count: int, latencies: list[float]) -> list[Actor]:
             )
             for i in range(count)
         ]
-        actors.append(Actor(ops=ops[0], seconds=[1.0], outboxes=[outbox]))
-        actors.append(Actor(ops=ops[1], seconds=[], inboxes=[[2 * lane] * count]))
+        actors.append(Actor(ops=Ops(ops[0]), seconds=[1.0], boxes=Boxes([outbox])))
+        receiver = Boxes(inboxes=[[2 * lane] * count])
+        actors.append(Actor(ops=Ops(ops[1]), seconds=[], boxes=receiver))
     return actors
 
 
 def test_messages_of_a_send_over_twin_pipes_are_one() -> None:
     actors = lanes(4, [0.5, 0.75])
-    few = without_twins(actors)
-    assert all(len(outbox) == 1 for actor in few for outbox in actor.outboxes)
+    few = merged(actors)
+    assert all(len(outbox) == 1 for actor in few for outbox in actor.boxes.outboxes)
     assert play(few) == play(actors)
     assert play(few).ends[1] == [1 + 1.5 + 0.5, 2.5 + 1.5 + 0.5]
 
@@ -214,9 +223,9 @@ def test_messages_of_a_send_over_twin_pipes_are_one() -> None:
 def test_what_differs_in_one_pipe_is_no_twin() -> None:
     """The second piece shares a pipe with another pair, so that it comes later than the first."""
     actors = lanes(2, [0.5, 0.5])
-    outbox = actors[2].outboxes[0]
-    outbox[1] = outbox[1]._replace(pipes=actors[0].outboxes[0][1].pipes)
-    assert play(without_twins(actors)) == play(actors)
+    outbox = actors[2].boxes.outboxes[0]
+    outbox[1] = outbox[1]._replace(pipes=actors[0].boxes.outboxes[0][1].pipes)
+    assert play(merged(actors)) == play(actors)
     assert play(actors).ends[3] == [1 + 2 * 1.5 + 0.5, 1 + 4 * 1.5 + 0.5]
 
 
@@ -229,7 +238,7 @@ def test_noise_is_seeded_and_does_not_depend_on_other_actors() -> None:
     alone = play(actors[:2], None, Noise(0.3, 1))
     assert alone.ends == one.ends[:2]
     many = [
-        play([Actor(ops=[(WORK, 0, 0)], seconds=[1.0])], None, Noise(0.2, seed)).ends[0][0]
+        play([Actor(ops=Ops([(WORK, 0, 0)]), seconds=[1.0])], None, Noise(0.2, seed)).ends[0][0]
         for seed in range(2000)
     ]
     assert sum(many) / len(many) == pytest.approx(1.0, abs=0.02)

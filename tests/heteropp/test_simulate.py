@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from clusters import cluster_of, tiny_model
+from invented import Invent
 
-from heteropp.cost import planned
 from heteropp.cost.planned import rank_memory, rank_times
 from heteropp.cost.stage_time import Time, all_reduce_s
 from heteropp.description.chips import ChipSpec, load_chip
@@ -103,9 +103,11 @@ def compute_end_s(simulation) -> float:
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 3), (4, 4), (4, 16), (6, 2)])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_1f1b_and_gpipe(monkeypatch, schedule: Schedule, stages: int, micro_batches: int) -> None:
+def test_1f1b_and_gpipe(
+    invent_times: Invent, schedule: Schedule, stages: int, micro_batches: int
+) -> None:
     """m (F + B) + (P - 1) (F + I), with the update after it."""
-    monkeypatch.setattr(planned, "stage_time", layer_time(**SECONDS, update_s=5.0))
+    invent_times(layer_time(**SECONDS, update_s=5.0))
     plan, cluster = uniform(stages, micro_batches, schedule=schedule)
     rest_s = simulate(plan, cluster).program.exchange_s + 5.0
     filled = micro_batches * (F + INPUT + WEIGHT) + (stages - 1) * (F + INPUT)
@@ -115,10 +117,10 @@ def test_1f1b_and_gpipe(monkeypatch, schedule: Schedule, stages: int, micro_batc
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved-1f1b"])
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 2), (2, 6), (4, 8)])
 def test_ministages_divide_the_bubble(
-    monkeypatch, schedule: Schedule, stages: int, micro_batches: int
+    invent_times: Invent, schedule: Schedule, stages: int, micro_batches: int
 ) -> None:
     """m v (F + B) + (P - 1) (F + I) of a ministage, where P divides m."""
-    monkeypatch.setattr(planned, "stage_time", layer_time(**SECONDS))
+    invent_times(layer_time(**SECONDS))
     for ministages in (2, 3):
         plan, cluster = uniform(stages, micro_batches, schedule=schedule, ministages=ministages)
         expected = micro_batches * ministages * (F + INPUT + WEIGHT)
@@ -127,9 +129,9 @@ def test_ministages_divide_the_bubble(
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8), (4, 16), (8, 17)])
-def test_zero_bubble(monkeypatch, stages: int, micro_batches: int) -> None:
+def test_zero_bubble(invent_times: Invent, stages: int, micro_batches: int) -> None:
     """ZB-H1 leaves (P - 1) (F + I - W), ZB-V nothing within a stage, where F = I = W."""
-    monkeypatch.setattr(planned, "stage_time", layer_time(**EQUAL))
+    invent_times(layer_time(**EQUAL))
     plan, cluster = uniform(stages, micro_batches, schedule="zb-h1")
     assert compute_end_s(simulate(plan, cluster)) == 3 * micro_batches + stages - 1
     plan, cluster = uniform(stages, micro_batches, schedule="zb-v", ministages=2)
@@ -141,10 +143,10 @@ def test_zero_bubble(monkeypatch, stages: int, micro_batches: int) -> None:
             assert works[0].start_s == rank
 
 
-def test_recompute_fills_the_wait_for_the_gradient(monkeypatch) -> None:
+def test_recompute_fills_the_wait_for_the_gradient(invent_times: Invent) -> None:
     """Stage 0 recomputes while it waits for stage 1, so that its recompute costs no time."""
     seconds = dict(forward_s=1.0, recompute_s=1.0, backward_s=1.0)
-    monkeypatch.setattr(planned, "stage_time", layer_time(**seconds))
+    invent_times(layer_time(**seconds))
     plan, cluster = uniform(2, 1, recompute=True)
     # F0 then, while stage 1 works for 3, R0; then B0
     assert compute_end_s(simulate(plan, cluster)) == 1 + 3 + 1
@@ -154,9 +156,9 @@ def test_recompute_fills_the_wait_for_the_gradient(monkeypatch) -> None:
         assert [span.micro_batch for span in again] == [0]
 
 
-def test_without_overlap_sends_hold_and_recomputes_wait(monkeypatch) -> None:
+def test_without_overlap_sends_hold_and_recomputes_wait(invent_times: Invent) -> None:
     seconds = dict(forward_s=1.0, recompute_s=1.0, backward_s=1.0)
-    monkeypatch.setattr(planned, "stage_time", layer_time(**seconds))
+    invent_times(layer_time(**seconds))
     plan = plan_of(2, 2, recompute=True)
     size = plan.model.sequence_length * plan.model.hidden * 4
     slow = chip_with(intra_node_bytes_per_s=size / 10.0, intra_node_latency_s=0.0)  # 10 s
@@ -181,8 +183,8 @@ def test_without_overlap_sends_hold_and_recomputes_wait(monkeypatch) -> None:
     assert simulate(plan, cluster_of(("x", slow, 2))).step_s < simulation.step_s
 
 
-def test_slower_messages_take_so_many_times_as_long(monkeypatch) -> None:
-    monkeypatch.setattr(planned, "stage_time", layer_time(forward_s=1.0, backward_s=2.0))
+def test_slower_messages_take_so_many_times_as_long(invent_times: Invent) -> None:
+    invent_times(layer_time(forward_s=1.0, backward_s=2.0))
     plan = plan_of(2, 1)
     size = plan.model.sequence_length * plan.model.hidden * 4
     chip = chip_with(intra_node_bytes_per_s=size / 0.25, intra_node_latency_s=0.5)
@@ -192,13 +194,13 @@ def test_slower_messages_take_so_many_times_as_long(monkeypatch) -> None:
         assert compute_end_s(simulation) == 2 * (1 + 2) + factor * 2 * (0.5 + 0.25)
 
 
-def test_offloading_counts_where_computing_does_not_hide_it(monkeypatch) -> None:
+def test_offloading_counts_where_computing_does_not_hide_it(invent_times: Invent) -> None:
     seconds = dict(forward_s=1.0, recompute_s=1.0, backward_s=2.0)
     for offload, expected in (
         (dict(store_s=0.5, fetch_s=2.5), 1 + 1 + 2),
         (dict(store_s=1.5, fetch_s=4.0), 1.5 + 4),
     ):
-        monkeypatch.setattr(planned, "stage_time", layer_time(**seconds, **offload, load_s=9.0))
+        invent_times(layer_time(**seconds, **offload, load_s=9.0))
         plan, cluster = uniform(1, 4, recompute=True)
         simulation = simulate(plan, cluster)
         assert compute_end_s(simulation) == 4 * expected
@@ -216,7 +218,7 @@ def test_spans_of_a_rank_do_not_overlap_and_every_action_has_one() -> None:
             assert before.end_s <= after.start_s + 1e-12
 
 
-def test_unequal_replicas_and_chip_types_within_a_stage(monkeypatch) -> None:
+def test_unequal_replicas_and_chip_types_within_a_stage(invent_times: Invent) -> None:
     """The stage is as slow as the replica that needs longest, then all reduce."""
     fast, slow = FREE, replace(FREE, memory=replace(FREE.memory, capacity_bytes=1))
     cluster = cluster_of(("x", fast, 1), ("y", slow, 1))
@@ -226,7 +228,7 @@ def test_unequal_replicas_and_chip_types_within_a_stage(monkeypatch) -> None:
         zeros = dict.fromkeys((f.name for f in fields(Time)), 0.0)
         return Time(**{**zeros, "forward_s": busy, "backward_s": busy, "reduce_s": 7.0})
 
-    monkeypatch.setattr(planned, "stage_time", stage_time)
+    invent_times(stage_time)
     replicas = tuple(
         Replica(ranks=(rank,), chip=chip, batch_share=share)
         for rank, chip, share in ((0, "x", 3), (1, "y", 1))
@@ -247,9 +249,9 @@ def test_unequal_replicas_and_chip_types_within_a_stage(monkeypatch) -> None:
     assert share.bubble == pytest.approx(2 / 2 / simulation.step_s)
 
 
-def test_pipelines_of_unlike_cuts_sum_gradients_slice_by_slice(monkeypatch) -> None:
+def test_pipelines_of_unlike_cuts_sum_gradients_slice_by_slice(invent_times: Invent) -> None:
     """Layers [0, 3), [3, 4), [4, 6) are the common slices of 3 + 3 and 4 + 2 layers."""
-    monkeypatch.setattr(planned, "stage_time", layer_time(**EQUAL))
+    invent_times(layer_time(**EQUAL))
     model = replace(tiny_model(6), hidden=64, intermediate=512)
     links = dict(intra_node_bytes_per_s=1e6, intra_node_latency_s=0.0)
     cluster = cluster_of(("x", chip_with(**links), 4))
@@ -292,8 +294,8 @@ def test_pipelines_of_unlike_cuts_sum_gradients_slice_by_slice(monkeypatch) -> N
 # noise and stragglers
 
 
-def test_a_straggler_slows_the_whole_pipeline(monkeypatch) -> None:
-    monkeypatch.setattr(planned, "stage_time", layer_time(forward_s=1.0, backward_s=2.0))
+def test_a_straggler_slows_the_whole_pipeline(invent_times: Invent) -> None:
+    invent_times(layer_time(forward_s=1.0, backward_s=2.0))
     plan, cluster = uniform(4, 16)
     plain = compute_end_s(simulate(plan, cluster))
     slowed = compute_end_s(simulate(plan, cluster, slowdown={2: 1.5}))
@@ -426,8 +428,10 @@ def test_pictures_of_few_and_of_many_stages(tmp_path: Path) -> None:
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_trace_has_reductions_beside_the_work_and_memory(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(planned, "stage_time", layer_time(**SECONDS, reduce_s=3.0))
+def test_a_trace_has_reductions_beside_the_work_and_memory(
+    invent_times: Invent, tmp_path: Path
+) -> None:
+    invent_times(layer_time(**SECONDS, reduce_s=3.0))
     plan, cluster = uniform(2, 3, schedule="gpipe", ministages=2)
     simulation = simulate(plan, cluster)
     path = tmp_path / "trace.json"

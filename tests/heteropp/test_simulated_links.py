@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from clusters import cluster_of
+from invented import Invent
 from test_simulate import chip_with, layer_time, plan_of, uniform
 
-from heteropp.cost import planned
 from heteropp.description.cluster import Cluster
 from heteropp.description.fabric import Fabric, LinkEntry
 from heteropp.schedule.action import Kind
@@ -28,8 +28,8 @@ def two_nodes(size: int, nics: int, **links: float) -> Cluster:
     return cluster_of(("x", chip, size), ("x", chip, size))
 
 
-def test_chips_of_a_node_share_its_nics(monkeypatch) -> None:
-    monkeypatch.setattr(planned, "stage_time", layer_time())
+def test_chips_of_a_node_share_its_nics(invent_times: Invent) -> None:
+    invent_times(layer_time())
     size = 16 * 16 * 4
     alone = size / 1e3 + 0.5
     assert sent_through(two_nodes(2, 2), 2) == pytest.approx([alone, alone])
@@ -40,8 +40,8 @@ def test_chips_of_a_node_share_its_nics(monkeypatch) -> None:
     assert sent_through(two_nodes(2, 1), 2, emulated=True) == pytest.approx([fair, fair])
 
 
-def test_nodes_share_the_link_between_their_regions(monkeypatch) -> None:
-    monkeypatch.setattr(planned, "stage_time", layer_time())
+def test_nodes_share_the_link_between_their_regions(invent_times: Invent) -> None:
+    invent_times(layer_time())
     cluster = two_nodes(3, 3)
     link = LinkEntry(between=("east", "west"), latency_s=0.25, bytes_per_s=500.0)
     nodes = tuple(

@@ -6,14 +6,15 @@ should hold for that.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
-from heteropp.cost.planned import group_links, span_times, spread_of
+from heteropp.cost.planned import group_links, span_times, spread_of, work_keys
 from heteropp.cost.stage_time import over_slices
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, Stage, ministage_layers
+from hyperhetero.remembered import Remembered
 
 DEALS = 3  # of layers: the seconds of one are those that the last deal showed
 
@@ -87,44 +88,44 @@ def with_layers(stages: Sequence[Stage], counts: Sequence[int]) -> tuple[Stage, 
 
 def _works(plan: Plan, pipeline: Pipeline, cluster: Cluster) -> Iterator[tuple[ReplicaWork, ...]]:
     """Yields the work of each stage's replicas, once of those that are alike."""
-    like = plan.model, plan.schedule, plan.zero_stage, plan.optimizer, pipeline.token_slices
-    for s, (stage, held) in enumerate(
-        zip(pipeline.stages, ministage_layers(pipeline, plan.schedule), strict=True)
-    ):
+    spans = ministage_layers(pipeline, plan.schedule)
+    for s, key in enumerate(work_keys(plan, pipeline)):
         count = pipeline.micro_batches * pipeline.parts(s)
         if plan.schedule == "chimera":  # a ministage has every other micro-batch
             count = count // 2
-        yield _stage_works(_StageWork(stage, held, count, like, plan), cluster)
+
+        make = partial(_stage_works, plan, pipeline.stages[s], spans[s], count, cluster)
+        yield _known.get((key, count, cluster), make)
 
 
-@dataclass(frozen=True)
-class _StageWork:
-    """A stage of a plan, equal to those of others where its replicas have the same work."""
-
-    stage: Stage
-    held: tuple[tuple[int, int], ...]  # the layers of each ministage
-    count: int  # micro-batches through each of them
-    like: Hashable  # what of the plan all its stages depend on
-    plan: Plan = field(compare=False)
+# most neighbours of a plan differ from it in one stage or two
+_known: Remembered[tuple[ReplicaWork, ...]] = Remembered(1024)
 
 
-@lru_cache(maxsize=1024)  # most neighbours of a plan differ from it in one stage or two
-def _stage_works(work: _StageWork, cluster: Cluster) -> tuple[ReplicaWork, ...]:
+def _stage_works(
+    plan: Plan, stage: Stage, held: Sequence[tuple[int, int]], count: int, cluster: Cluster
+) -> tuple[ReplicaWork, ...]:
+    """Returns the work of a stage's replicas.
+
+    held: the layers of each ministage. count: micro-batches through each of them.
+    """
     alike = {}
-    for replica in work.stage.replicas:
-        for cp_index in range(work.stage.cp):
+    for replica in stage.replicas:
+        for cp_index in range(stage.cp):
             rank = replica.group(cp_index)[0]
-            alike[replica.kind, cp_index, spread_of(work.plan, rank)] = rank
-    return tuple(_work(work, rank, cluster) for rank in alike.values())
+            alike[replica.kind, cp_index, spread_of(plan, rank)] = rank
+    return tuple(_work(plan, held, count, rank, cluster) for rank in alike.values())
 
 
-def _work(work: _StageWork, rank: int, cluster: Cluster) -> ReplicaWork:
+def _work(
+    plan: Plan, held: Sequence[tuple[int, int]], count: int, rank: int, cluster: Cluster
+) -> ReplicaWork:
     """Returns the work of a rank."""
-    links = group_links(work.plan, cluster, rank)
-    by_slice = [span_times(work.plan, cluster, rank, span, links) for span in work.held]
+    links = group_links(plan, cluster, rank)
+    by_slice = [span_times(plan, cluster, rank, span, links) for span in held]
     times, first = [over_slices(slices) for slices in by_slice], by_slice[0][0]
     return ReplicaWork(
-        own_s=sum(work.count * time.micro_batch_s + time.norm_s for time in times),
+        own_s=sum(count * time.micro_batch_s + time.norm_s for time in times),
         update_s=sum(time.update_s for time in times),
         first_s=max(first.forward_s, first.store_s),
     )

@@ -1,0 +1,102 @@
+"""The seconds of replicas' work, asked for once of those that are alike, in any plan."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from functools import cached_property
+
+from heteropp.cost.planned import GroupLinks, span_times, stage_shape, work_keys
+from heteropp.cost.stage_time import Time
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan, Stage, ministage_layers
+from heteropp.simulator.placement import Seat
+from heteropp.simulator.together import joined, slowest
+from hyperhetero.remembered import Remembered
+
+Times = list[list[Time]]  # by ministage and slice
+
+_known: Remembered[Times] = Remembered(1024)  # most plans of a search differ in a stage or two
+
+
+class SeatTimes:
+    """The times of a plan's replicas."""
+
+    def __init__(
+        self, plan: Plan, cluster: Cluster, links: Mapping[int, GroupLinks], emulated: bool
+    ) -> None:
+        """links: by rank. emulated: see heteropp.simulator.program.compile_plan."""
+        self.plan, self.cluster, self.links, self.emulated = plan, cluster, links, emulated
+        self._found: dict[Hashable, Times] = {}
+
+    def of(self, seat: Seat) -> Times:
+        """Returns the times of each ministage, by slice; where a seat's ranks differ, the slowest
+        counts.
+        """
+        stage, place = self._stage(seat), (seat.pipeline, seat.stage)
+        if stage.ep > 1:
+            if place not in self._found:
+                self._found[place] = list(self._with_experts(seat))
+            return self._found[place]
+        kind = stage.replicas[seat.replica].kind
+        parts = frozenset((i // stage.tp, self.links[rank]) for i, rank in enumerate(seat.ranks))
+        alike = place, kind, parts
+        if alike not in self._found:
+            work = self._keys[seat.pipeline][seat.stage]
+            key = work, kind, parts, self.emulated, self.cluster
+            self._found[alike] = _known.get(key, lambda: list(self._in_parts(seat, parts)))
+        return self._found[alike]
+
+    @cached_property
+    def _keys(self) -> list[list[Hashable]]:
+        return [work_keys(self.plan, pipeline) for pipeline in self.plan.pipelines]
+
+    @cached_property
+    def _held(self) -> list[tuple[tuple[tuple[int, int], ...], ...]]:
+        """The layers of each ministage, by pipeline and stage."""
+        return [ministage_layers(p, self.plan.schedule) for p in self.plan.pipelines]
+
+    def _stage(self, seat: Seat) -> Stage:
+        return self.plan.pipelines[seat.pipeline].stages[seat.stage]
+
+    def _in_parts(
+        self, seat: Seat, parts: frozenset[tuple[int, GroupLinks]]
+    ) -> Iterator[list[Time]]:
+        """Yields the times of a seat's ministages.
+
+        parts: the context-parallel index of each of its ranks, with the links that the rank has.
+        The exchange in each layer joins context-parallel ranks, so that of them the slowest counts.
+        """
+        firsts = seat.ranks[:: self._stage(seat).tp]  # of each part
+        for span in self._held[seat.pipeline][seat.stage]:
+            by_part = (self._span_times(firsts[part], span, links) for part, links in parts)
+            yield [slowest(times) for times in zip(*by_part, strict=True)]
+
+    def _with_experts(self, seat: Seat) -> Iterator[list[Time]]:
+        """Yields the times of a seat's ministages where experts lie over the stage's ranks.
+
+        Rows go to experts and come back in every layer: the slowest rank's attention and the
+        slowest rank's experts count, one after the other, for all.
+        """
+        ranks = {
+            (stage_shape(self.plan, rank), self.links[rank], self.plan.chip(rank)): rank
+            for rank in (group[0] for group in self._stage(seat).groups)
+        }.values()  # one of those that are alike
+        for span in self._held[seat.pipeline][seat.stage]:
+            times, twice = (
+                [
+                    time
+                    for rank in ranks
+                    for time in self._span_times(rank, span, self.links[rank], more)
+                ]
+                for more in (False, True)
+            )
+            yield [joined(times, twice, span[1] - span[0])]
+
+    def _span_times(
+        self, rank: int, layers: tuple[int, int], links: GroupLinks, twice_the_rows: bool = False
+    ) -> list[Time]:
+        """Returns the times of layers [first, last) on a rank's chip, for its part of sequences,
+        by slice.
+        """
+        of = self.plan, self.cluster, rank, layers, links, self.emulated, twice_the_rows
+        return span_times(*of)
