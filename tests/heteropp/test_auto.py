@@ -12,7 +12,8 @@ from sampled import sampled
 from ditorch.chips import ChipSpec, load_chip
 from heteropp.cost.planned import fits
 from heteropp.description.cluster import Cluster, Node, in_order
-from heteropp.description.plan import validate
+from heteropp.description.model import read_model
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage, validate
 from heteropp.description.used_chips import idle_members, used_cluster
 from heteropp.search.judge import ask, ask_all
 from heteropp.search.planner import OPTIONS, PLANNERS, Request
@@ -122,6 +123,45 @@ def test_a_chip_that_holds_up_the_others_stays_idle_and_the_answer_says_so() -> 
     assert verdict.result is not None
     (note,) = verdict.result.notes
     assert "1 chip stays idle (c-mini-0/0)" in note
+
+
+@pytest.mark.long
+def test_activations_go_to_the_host_where_that_is_faster_than_computing_them_again() -> None:
+    """No other planner offloads without recompute; more memory keeps such a plan possible."""
+    chip = load_chip("a10g")
+    chip = replace(chip, links=replace(chip.links, nic_bytes_per_s=3e9))
+    cluster = Cluster("8 chips", in_order([Node("a10g", chip, range(2))] * 4))
+    request = Request(
+        cluster=cluster, model=read_model("zorse-a-llama-7b"), global_batch=128, open=OPEN
+    )
+    stages = tuple(
+        Stage(
+            layers=(8 * s, 8 * s + 8),
+            recompute=False,
+            offload=True,
+            ministages=4,
+            replicas=tuple(
+                Replica(ranks=(rank,), chip="a10g", batch_share=1) for rank in (2 * s, 2 * s + 1)
+            ),
+        )
+        for s in range(4)
+    )
+    known = Plan(
+        model=request.model,
+        global_batch=128,
+        micro_batch=2,
+        schedule="interleaved-1f1b",
+        zero_stage=2,
+        pipelines=(Pipeline(micro_batches=64, stages=stages),),
+    )
+    validate(known)
+    assert fits(known, cluster)
+    larger = replace(
+        chip, memory=replace(chip.memory, capacity_bytes=chip.memory.capacity_bytes * 5 // 4)
+    )
+    roomier = with_chips(request, lambda _: larger)
+    for some in (request, roomier):
+        assert step_s(some) <= simulate(known, some.cluster).step_s * (1 + 1e-9)
 
 
 @pytest.mark.exhaustive

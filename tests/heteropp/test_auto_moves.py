@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from clusters import cluster_of, tiny_model
 
 from ditorch.chips import load_chip
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
+from heteropp.search.auto.changed import with_stages
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.auto.moves import neighbours
 from heteropp.search.auto.trials import Draft, ranks_of
@@ -102,3 +105,23 @@ def test_a_stage_goes_elsewhere() -> None:
     assert ((2, 3), (1,), (4,), (0,)) in orders  # the first one goes last
     assert ((4,), (0,), (2, 3), (1,)) in orders  # the last one goes first
     assert ((4,), (2, 3), (1,), (0,)) in orders  # the two change places
+
+
+def test_ministages_are_offloaded_instead_of_computed_again() -> None:
+    plan = pipeline_of((0, 1), (2,))
+    for ministages in (1, 2):
+        stages = [
+            replace(stage, recompute=True, ministages=ministages)
+            for stage in plan.pipelines[0].stages
+        ]
+        schedule = "interleaved-1f1b" if ministages > 1 else "1f1b"
+        found = neighbouring(replace(with_stages(plan, 0, stages), schedule=schedule))
+        interleaved = [p for p in found if p.pipelines[0].stages[0].ministages > 1]
+        ways = {
+            tuple((stage.offload, stage.recompute) for stage in p.pipelines[0].stages)
+            for p in interleaved
+        }
+        assert ((True, False), (True, False)) in ways
+        # one stage alone, where the plan interleaves already
+        assert (((True, False), (False, True)) in ways) == (ministages > 1)
+        assert all(not s.offload for p in found for s in p.pipelines[0].stages if s.ministages == 1)

@@ -90,7 +90,7 @@ def _layers(plan: Plan) -> Iterator[Plan]:
 
 
 def _recompute(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
-    """Recompute on or off, of all stages at once or of one, or of attention alone."""
+    """Recompute on or off, of all stages at once or of one, or of attention alone; or offload."""
     modes = [(False, False), (True, False)]
     if freedom.selective_recompute:
         modes.insert(1, (False, True))
@@ -99,10 +99,19 @@ def _recompute(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
     for p, s, stage in places(plan):
         for mode in modes:
             yield with_one(plan, p, s, _again(mode, stage))
-    for p, s, stage in places(plan):
-        if stage.offload:
-            yield with_one(plan, p, s, replace(stage, offload=False))
-    yield with_each(plan, lambda stage: replace(stage, offload=False))
+    for change in (_offloaded, lambda stage: replace(stage, offload=False)):
+        for p, s, stage in places(plan):
+            yield with_one(plan, p, s, change(stage))
+        yield with_each(plan, change)
+
+
+def _offloaded(stage: Stage) -> Stage:
+    """Returns a stage whose activations wait in host memory and are not computed again, if it has
+    ministages of which some are idle.
+    """
+    if stage.ministages == 1 or stage.cp > 1:
+        return stage
+    return replace(stage, offload=True, recompute=False, selective_recompute=False)
 
 
 def _again(mode: tuple[bool, bool], stage: Stage) -> Stage:
@@ -159,13 +168,14 @@ def _zero(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
 
 
 def schedules(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
-    """Every other schedule that the request leaves open."""
+    """Every other schedule that the request leaves open; offloaded, too, where that can be."""
     for schedule in freedom.schedules:
         counts = MINISTAGES if schedule == "interleaved-1f1b" else (1,)
         for count in counts:
-            other = as_schedule(plan, schedule, count)
-            if other is not None and other != plan:
-                yield other
+            if other := as_schedule(plan, schedule, count):
+                for made in dict.fromkeys((other, with_each(other, _offloaded))):
+                    if made != plan:
+                        yield made
 
 
 def _degrees(plan: Plan) -> Iterator[Plan]:

@@ -16,6 +16,7 @@ from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.idle import smaller, why_idle
 from heteropp.search.auto.moves import and_balanced, schedules
 from heteropp.search.auto.seeds import (
+    MANY,
     chains,
     of_planners,
     of_shorter,
@@ -36,6 +37,7 @@ from heteropp.search.planner import (
 
 PASSES = 1_200_000  # of micro-batches through replicas, played in all simulations together
 PASSES_OF_MANY = 600_000  # where chips are so many that each simulation takes long
+MOST_TIMES = 4  # as many passes, where plans still get faster when they are spent
 FEW_CHIPS = 64  # chips, up to which the search may take the more passes
 SEEDS = 24  # of each kind, simulated on all chips
 PROBED_CHIPS = 1024  # of clusters of fewer chips, all together
@@ -43,7 +45,7 @@ PROBES = 2  # seeds of each kind on each of them
 CLUSTERS = 4  # of these that look best
 FEWER_SEEDS = 12  # on each of them
 VARIED = 12  # seeds of unlike stages, and on unlike chips, each tried under every schedule
-SEEDS_CLIMBED = 2  # those of unlike stages, and those on unlike chips
+SEEDS_CLIMBED = 4  # those of unlike stages, and those on unlike chips
 CLIMBS = 24  # local searches, at most, from plans of another kind than those climbed before
 REORDERED_CLIMBS = 8  # then from those that only have their stages in another order
 MOST_CLIMBS = 100  # of either, where the clock is the limit
@@ -58,8 +60,10 @@ Seeds = tuple[list[Plan], list[Plan]]  # pipelines, and plans on skeletons
 
 def search(request: Request) -> Result:
     """The best plan found. Raises SearchError, or DoesNotFitError where none was found to fit."""
-    passes = PASSES if request.cluster.world_size <= FEW_CHIPS else PASSES_OF_MANY
-    trials = Trials(request, Freedom(request), Budget(passes, request.budget_s))
+    chips = request.cluster.world_size
+    passes = PASSES if chips <= FEW_CHIPS else PASSES_OF_MANY
+    most = passes * (MOST_TIMES if chips <= MANY else 1)
+    trials = Trials(request, Freedom(request), Budget(passes, request.budget_s, most))
     if not _found(trials, _seed):
         trials.freedom = replace(trials.freedom, spreads=True)
     if not _found(trials, _seed_experts):

@@ -24,6 +24,8 @@ from heteropp.simulator.simulate import DeadlockError, Simulation, simulate
 # what a simulation costs beside its micro-batches, in passes of one replica
 OVERHEAD = 300
 OVERHEAD_OF_RANK = 3
+WORTH_MORE = 1e-3  # of a step: how much faster a plan has to be for a search to go on
+EARNED = 0.5  # of the passes of a search: for how long it then goes on at least
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ class Trials:
             return None
         known = draft in self._least_s and plan == most
         step_s = self._least_s[draft] if known else self._simulated(plan, cluster)
+        if step_s < self.best_s * (1 - WORTH_MORE):
+            self.budget.earn()
         self.best_s = min(self.best_s, step_s)
         return Trial(draft, plan, step_s)
 
@@ -157,9 +161,12 @@ class Trials:
 class Budget:
     """How much may be simulated."""
 
-    def __init__(self, passes: float, seconds: float | None) -> None:
-        """passes: in all; seconds: of wall-clock time, in place of that."""
+    def __init__(self, passes: float, seconds: float | None, most: float = 0.0) -> None:
+        """passes: in all, or up to `most` where a search still finds better plans when they are
+        spent; seconds: of wall-clock time, in place of that.
+        """
         self._left = math.inf if seconds is not None else passes
+        self._earned, self._more = EARNED * passes, max(0.0, most - passes)
         self._until_s = None if seconds is None else time.monotonic() + seconds
 
     @property
@@ -170,6 +177,11 @@ class Budget:
 
     def spend(self, passes: float) -> None:
         self._left -= passes
+
+    def earn(self) -> None:
+        """Has at least so much left as a search goes on that has just found a better plan."""
+        more = min(self._more, max(0.0, self._earned - self._left))
+        self._left, self._more = self._left + more, self._more - more
 
 
 def passes(simulation: Simulation) -> int:
