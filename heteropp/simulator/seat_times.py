@@ -1,4 +1,6 @@
-"""The seconds of replicas' work, asked for once of those that are alike, in any plan."""
+"""The seconds of replicas' work: once for those that are alike, and for those of other plans too
+unless experts lie over the ranks.
+"""
 
 from __future__ import annotations
 

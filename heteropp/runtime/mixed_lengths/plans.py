@@ -40,7 +40,7 @@ def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
         if any(stage.offload for p in plan.pipelines for stage in p.stages):
             raise PlanError(
                 f"the plan of sequence_length {length} offloads; parameters that go from plan to "
-                "plan must stay on the chip"
+                "plan must stay on the chip (heteropp-search --schedule 1f1b finds another plan)"
             )
         if plan.has_context_parallelism:
             raise PlanError(

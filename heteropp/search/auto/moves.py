@@ -101,7 +101,8 @@ def _recompute(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
             yield with_one(plan, p, s, _again(mode, stage))
     for change in (_offloaded, lambda stage: replace(stage, offload=False)):
         for p, s, stage in places(plan):
-            yield with_one(plan, p, s, change(stage))
+            if (changed := change(stage)) != stage:
+                yield with_one(plan, p, s, changed)
         yield with_each(plan, change)
 
 
@@ -168,7 +169,9 @@ def _zero(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
 
 
 def schedules(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
-    """Every other schedule that the request leaves open; offloaded, too, where that can be."""
+    """Every other schedule that the request leaves open, and offloaded stages where it has any
+    ministages to spare.
+    """
     for schedule in freedom.schedules:
         counts = MINISTAGES if schedule == "interleaved-1f1b" else (1,)
         for count in counts:

@@ -114,7 +114,7 @@ class Trials:
             return None
         known = draft in self._least_s and plan == most
         step_s = self._least_s[draft] if known else self._simulated(plan, cluster)
-        if step_s < self.best_s * (1 - WORTH_MORE):
+        if step_s < self.best_s * (1 - WORTH_MORE) < math.inf:
             self.budget.earn()
         self.best_s = min(self.best_s, step_s)
         return Trial(draft, plan, step_s)
