@@ -153,7 +153,8 @@ def test_attention_across_documents_trains_otherwise(ranks: Ranks, data: TokenFi
 def test_steps_and_micro_batches_with_nothing_to_learn(ranks: Ranks, tmp_path: Path) -> None:
     """Such a step changes nothing; validation is the mean of what is learnt in all batches."""
     with token_writer(tmp_path / "late.tokens", Bytes()) as writer:
-        tokens = np.arange(16 * 40) % 200
+        # of this seed no gradient is as small as Adam's epsilon, which would magnify its rounding
+        tokens = np.random.default_rng(2).integers(200, size=16 * 40)
         writer.append(Encoded(tokens, np.array([[9, 12], [600, 603], [630, 640]])))
         writer.finish()
     late = open_token_file(tmp_path / "late.tokens")
