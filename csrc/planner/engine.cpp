@@ -135,7 +135,7 @@ class Engine {
     double now = clock_[a];
     std::size_t i = played_.next[a];
     while (i < actor.ops->table.size()) {
-      auto [code, slot, micro_batch] = (actor.ops->table)[i];
+      auto [code, slot, micro_batch] = actor.ops->table[i];
       // with slack, who waits for whom depends on what is known when
       if (slack_ && now > now_ && (code == kSend || code == kReceive)) {
         at(now, Event::kRun, a);

@@ -129,11 +129,20 @@ def span_times(
     return [_stage_time(plan.model, at, chip, links, profile, pairs_apart) for at in shape.slices]
 
 
-def work_keys(plan: Plan, pipeline: Pipeline) -> list[Hashable]:
-    """Returns, by stage, what the times of its ministages depend on beside the chips and links."""
+class StageWork(NamedTuple):
+    """What the times of a stage's ministages depend on, beside chips and links."""
+
+    stage: Stage
+    held: tuple[tuple[int, int], ...]  # the layers of each ministage
+    like: Hashable  # what of the plan all its stages depend on
+
+
+def stage_works(plan: Plan, pipeline: Pipeline) -> list[StageWork]:
+    """Returns the work of each stage of a pipeline."""
     like = plan.model, plan.schedule, plan.zero_stage, plan.optimizer, pipeline.token_slices
     spans = ministage_layers(pipeline, plan.schedule)
-    return [(stage, held, like) for stage, held in zip(pipeline.stages, spans, strict=True)]
+    pairs = zip(pipeline.stages, spans, strict=True)
+    return [StageWork(stage, held, like) for stage, held in pairs]
 
 
 def rank_memory(plan: Plan, cluster: Cluster | None = None) -> list[Memory]:

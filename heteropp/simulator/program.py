@@ -86,7 +86,7 @@ class _Compiler:
     ) -> None:
         self.plan, self.cluster = plan, cluster
         placed = placement(plan, cluster, emulated, slowdown, fold)
-        self.seats, self.first_seats, self.links = placed.seats, placed.first_seats, placed.links
+        self.seats, self.links = placed.seats, placed.links
         self.seat_of, self.actor_of = placed.seat_of, placed.actor_of
         times = SeatTimes(plan, cluster, placed.links, emulated)
         of_actors = [times.of(self.seats[a]) for a in self.seat_of]

@@ -5,12 +5,11 @@ unless experts lie over the ranks.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from functools import cached_property
 
-from heteropp.cost.planned import GroupLinks, span_times, stage_shape, work_keys
+from heteropp.cost.planned import GroupLinks, StageWork, span_times, stage_shape, stage_works
 from heteropp.cost.stage_time import Time
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Plan, Stage, ministage_layers
+from heteropp.description.plan import Plan
 from heteropp.simulator.placement import Seat
 from heteropp.simulator.together import joined, slowest
 from hyperhetero.remembered import Remembered
@@ -28,13 +27,14 @@ class SeatTimes:
     ) -> None:
         """links: by rank. emulated: see heteropp.simulator.program.compile_plan."""
         self.plan, self.cluster, self.links, self.emulated = plan, cluster, links, emulated
+        self._works = [stage_works(plan, pipeline) for pipeline in plan.pipelines]
         self._found: dict[Hashable, Times] = {}
 
     def of(self, seat: Seat) -> Times:
         """Returns the times of each ministage, by slice; where a seat's ranks differ, the slowest
         counts.
         """
-        stage, place = self._stage(seat), (seat.pipeline, seat.stage)
+        stage, place = self._work(seat).stage, (seat.pipeline, seat.stage)
         if stage.ep > 1:
             if place not in self._found:
                 self._found[place] = list(self._with_experts(seat))
@@ -43,22 +43,12 @@ class SeatTimes:
         parts = frozenset((i // stage.tp, self.links[rank]) for i, rank in enumerate(seat.ranks))
         alike = place, kind, parts
         if alike not in self._found:
-            work = self._keys[seat.pipeline][seat.stage]
-            key = work, kind, parts, self.emulated, self.cluster
+            key = self._work(seat), kind, parts, self.emulated, self.cluster
             self._found[alike] = _known.get(key, lambda: list(self._in_parts(seat, parts)))
         return self._found[alike]
 
-    @cached_property
-    def _keys(self) -> list[list[Hashable]]:
-        return [work_keys(self.plan, pipeline) for pipeline in self.plan.pipelines]
-
-    @cached_property
-    def _held(self) -> list[tuple[tuple[tuple[int, int], ...], ...]]:
-        """The layers of each ministage, by pipeline and stage."""
-        return [ministage_layers(p, self.plan.schedule) for p in self.plan.pipelines]
-
-    def _stage(self, seat: Seat) -> Stage:
-        return self.plan.pipelines[seat.pipeline].stages[seat.stage]
+    def _work(self, seat: Seat) -> StageWork:
+        return self._works[seat.pipeline][seat.stage]
 
     def _in_parts(
         self, seat: Seat, parts: frozenset[tuple[int, GroupLinks]]
@@ -68,8 +58,8 @@ class SeatTimes:
         parts: the context-parallel index of each of its ranks, with the links that the rank has.
         The exchange in each layer joins context-parallel ranks, so that of them the slowest counts.
         """
-        firsts = seat.ranks[:: self._stage(seat).tp]  # of each part
-        for span in self._held[seat.pipeline][seat.stage]:
+        firsts = seat.ranks[:: self._work(seat).stage.tp]  # of each part
+        for span in self._work(seat).held:
             by_part = (self._span_times(firsts[part], span, links) for part, links in parts)
             yield [slowest(times) for times in zip(*by_part, strict=True)]
 
@@ -81,9 +71,9 @@ class SeatTimes:
         """
         ranks = {
             (stage_shape(self.plan, rank), self.links[rank], self.plan.chip(rank)): rank
-            for rank in (group[0] for group in self._stage(seat).groups)
+            for rank in (group[0] for group in self._work(seat).stage.groups)
         }.values()  # one of those that are alike
-        for span in self._held[seat.pipeline][seat.stage]:
+        for span in self._work(seat).held:
             times, twice = (
                 [
                     time

@@ -247,9 +247,9 @@ def simulate(
         *(plan, cluster, emulated, slowdown or {}, message_factor, whole_backwards),
         fold=not noise,
     )
-    actors = program.actors
+    luck = Noise(noise, seed) if noise else None
     try:
-        played = play(actors, slack, Noise(noise, seed) if noise else None, hold=not plan.overlap)
+        played = play(program.actors, slack, luck, hold=not plan.overlap)
     except StuckError as error:
         raise DeadlockError(_deadlock(plan, program, error)) from None
     timing = Timing(

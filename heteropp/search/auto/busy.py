@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from heteropp.cost.planned import group_links, span_times, spread_of, work_keys
+from heteropp.cost.planned import StageWork, group_links, span_times, spread_of, stage_works
 from heteropp.cost.stage_time import over_slices
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Pipeline, Plan, Stage, ministage_layers
+from heteropp.description.plan import Pipeline, Plan, Stage
 from hyperhetero.remembered import Remembered
 
 DEALS = 3  # of layers: the seconds of one are those that the last deal showed
@@ -88,14 +88,12 @@ def with_layers(stages: Sequence[Stage], counts: Sequence[int]) -> tuple[Stage, 
 
 def _works(plan: Plan, pipeline: Pipeline, cluster: Cluster) -> Iterator[tuple[ReplicaWork, ...]]:
     """Yields the work of each stage's replicas, once of those that are alike."""
-    spans = ministage_layers(pipeline, plan.schedule)
-    for s, key in enumerate(work_keys(plan, pipeline)):
+    for s, work in enumerate(stage_works(plan, pipeline)):
         count = pipeline.micro_batches * pipeline.parts(s)
         if plan.schedule == "chimera":  # a ministage has every other micro-batch
             count = count // 2
-
-        make = partial(_stage_works, plan, pipeline.stages[s], spans[s], count, cluster)
-        yield _known.get((key, count, cluster), make)
+        make = partial(_stage_works, plan, work, count, cluster)
+        yield _known.get((work, count, cluster), make)
 
 
 # most neighbours of a plan differ from it in one stage or two
@@ -103,26 +101,21 @@ _known: Remembered[tuple[ReplicaWork, ...]] = Remembered(1024)
 
 
 def _stage_works(
-    plan: Plan, stage: Stage, held: Sequence[tuple[int, int]], count: int, cluster: Cluster
+    plan: Plan, work: StageWork, count: int, cluster: Cluster
 ) -> tuple[ReplicaWork, ...]:
-    """Returns the work of a stage's replicas.
-
-    held: the layers of each ministage. count: micro-batches through each of them.
-    """
+    """Returns the work of a stage's replicas; count: micro-batches through each ministage."""
     alike = {}
-    for replica in stage.replicas:
-        for cp_index in range(stage.cp):
+    for replica in work.stage.replicas:
+        for cp_index in range(work.stage.cp):
             rank = replica.group(cp_index)[0]
             alike[replica.kind, cp_index, spread_of(plan, rank)] = rank
-    return tuple(_work(plan, held, count, rank, cluster) for rank in alike.values())
+    return tuple(_work(plan, work, count, rank, cluster) for rank in alike.values())
 
 
-def _work(
-    plan: Plan, held: Sequence[tuple[int, int]], count: int, rank: int, cluster: Cluster
-) -> ReplicaWork:
+def _work(plan: Plan, work: StageWork, count: int, rank: int, cluster: Cluster) -> ReplicaWork:
     """Returns the work of a rank."""
     links = group_links(plan, cluster, rank)
-    by_slice = [span_times(plan, cluster, rank, span, links) for span in held]
+    by_slice = [span_times(plan, cluster, rank, span, links) for span in work.held]
     times, first = [over_slices(slices) for slices in by_slice], by_slice[0][0]
     return ReplicaWork(
         own_s=sum(count * time.micro_batch_s + time.norm_s for time in times),
