@@ -83,7 +83,7 @@ def test_it_is_transformers_function_of_one_sequence() -> None:
     assert torch.allclose(found, asked, rtol=1e-12, atol=1e-18)
 
 
-@pytest.mark.parametrize("family", sampled(AUXILIARY_LOSS, 2, everyday=2))
+@pytest.mark.parametrize("family", sampled(AUXILIARY_LOSS, 4, everyday=2))
 def test_every_familys_loss_and_gradients(family: str) -> None:
     """They are transformers' own in three stages, whose ranks may have parts of layers and rows."""
     values = {**usual_config(family)[0], **ASKED}
@@ -100,7 +100,7 @@ EVERYDAY = ("unequal, then another",)
 
 @pytest.mark.parametrize(
     "layout",
-    [*EVERYDAY, *sampled((n for n in LAYOUTS if n not in EVERYDAY), 3)],
+    [*EVERYDAY, *sampled((n for n in LAYOUTS if n not in EVERYDAY), 6)],
 )
 def test_it_trains_what_one_device_does(ranks: Ranks, layout: str) -> None:
     plan = LAYOUTS[layout](decoder())
@@ -114,7 +114,7 @@ def of_schedule(schedule: Schedule) -> Plan:
 
 @pytest.mark.parametrize(
     "schedule",
-    [pytest.param(s, marks=() if s == "zb-v" else pytest.mark.long) for s in SCHEDULES],
+    sampled(["zb-v", *(s for s in SCHEDULES if s != "zb-v")], 3, everyday=1),
 )
 def test_every_schedule(ranks: Ranks, schedule: Schedule) -> None:
     """The second stage recomputes; Chimera's and ZB-V's stages hold layers at both ends."""
@@ -122,7 +122,7 @@ def test_every_schedule(ranks: Ranks, schedule: Schedule) -> None:
     check(ranks.train(plan), alone(ranks, plan), TOLERANCE["float64"])
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.long)])
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.exhaustive)])
 def test_slices_count_together(ranks: Ranks, schedule: Schedule) -> None:
     plan = plan_of(decoder(), (2, 1, 1), (2, 1, 1), (1, 2, 1))
     plan = sliced(replace(plan, schedule=schedule), (8, 6, 2))
@@ -155,7 +155,9 @@ CUTS: dict[str, Callable[[HuggingFaceModel], Plan]] = {
 
 
 @pytest.mark.parametrize("cuts", CUTS)
-@pytest.mark.parametrize("family", ["gpt_oss", pytest.param("mixtral", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "family", ["gpt_oss", pytest.param("mixtral", marks=pytest.mark.exhaustive)]
+)
 def test_steps_are_transformers(ranks: Ranks, family: str, cuts: str) -> None:
     """Steps and validation, in which a sequence's loss is what transformers says of it alone."""
     plan = CUTS[cuts](decoder(family))

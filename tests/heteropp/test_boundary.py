@@ -31,7 +31,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     ("schedule", "layout"),
     sampled(
         [(schedule, LAYOUTS[i % len(LAYOUTS)]) for i, schedule in enumerate(SCHEDULES)],
-        2,
+        6,
         everyday=1,
     ),
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from clusters import tiny_model, write_cluster, write_model
+from sampled import sampled
 
 from heteropp.cli import calibrate as command
 from heteropp.description.chips import load_chip
@@ -29,9 +30,7 @@ def run(arguments: list[str], capsys) -> tuple[int, str, str]:
     return int(ended.value.code or 0), printed.out, printed.err
 
 
-@pytest.mark.parametrize(
-    "chip", ["b", *(pytest.param(chip, marks=pytest.mark.long) for chip in ("a", "c", "d"))]
-)
+@pytest.mark.parametrize("chip", sampled("bacd", 3, everyday=1))
 def test_the_papers_chips_hold_what_the_command_in_their_file_gives(chip: str, capsys) -> None:
     """H2, Table 6."""
     text = load_chip(chip).path.read_text()

@@ -138,7 +138,7 @@ def of_schedule(schedule: Schedule) -> Plan:
 
 @pytest.mark.parametrize(
     "schedule",
-    [pytest.param(s, marks=() if s == "zb-h1" else pytest.mark.long) for s in SCHEDULES],
+    sampled(["zb-h1", *(s for s in SCHEDULES if s != "zb-h1")], 3, everyday=1),
 )
 def test_every_schedule(ranks: Ranks, schedule: Schedule) -> None:
     """The second stage recomputes; Chimera's and ZB-V's stages hold layers at both ends."""
@@ -169,8 +169,7 @@ def test_pipelines_with_and_without_sum_the_gradients_of_experts(ranks: Ranks) -
     check(ranks.train(plan), ranks.train(whole), TOLERANCE["float64"])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("family", SPREADABLE)
+@pytest.mark.parametrize("family", sampled(SPREADABLE, 2))
 def test_families_of_transformers(ranks: Ranks, tmp_path: Path, family: str) -> None:
     """What transformers' own loop trains, in float32: with biases, shared experts, latent heads."""
     folder = tmp_path / family
@@ -263,7 +262,7 @@ MEASURED: dict[str, Callable[[HuggingFaceModel], Plan]] = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(MEASURED, 3, everyday=1))
+@pytest.mark.parametrize("name", sampled(MEASURED, 6, everyday=1))
 def test_a_peak_is_within_5_percent_below_the_predicted(chips: Ranks, name: str) -> None:
     check_memory(chips, MEASURED[name](balanced()))
 
@@ -325,7 +324,7 @@ def of_two(shares: Shares | None) -> Plan:
     return plan if shares is None else spread(plan, {0: shares})
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_experts_by_speed_are_as_fast_as_any_and_equal_ones_far_behind() -> None:
     found = {n: on(of_two((n, 6 - n)), SPEEDS) for n in range(1, 6)}
     best = expert_shares(of_two(None).model, SPEEDS)
@@ -361,7 +360,7 @@ def test_rows_there_and_back_are_charged() -> None:
     assert slower == pytest.approx(routed + gradients, rel=0.01)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_places_sum_what_ranks_keep_of_experts() -> None:
     """The largest share decides how long two pipelines sum, where ranks have experts of others."""
     one = plan_of(balanced(**COSTLY), (4,), (2,), (1,), zero_stage=0)

@@ -14,6 +14,7 @@ import pytest
 from clusters import cluster_of
 from layouts import plan_of, scheduled
 from parity import STEPS, TOLERANCE, Ranks
+from sampled import sampled
 from test_auto_expert_parallel import decoder as one_layer
 from test_expert_capacity import with_capacity
 from test_expert_parallel import alone, balanced, decoder, spread
@@ -64,7 +65,7 @@ def chips(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen3_moe", pytest.param("deepseek_v3", marks=pytest.mark.long)]
+    "family", ["qwen3_moe", pytest.param("deepseek_v3", marks=pytest.mark.exhaustive)]
 )
 def test_lora_trains_beside_frozen_experts_what_peft_trains(
     ranks: Ranks, folders, family: str
@@ -88,8 +89,7 @@ def test_offloaded_experts_train_what_one_device_does(ranks: Ranks) -> None:
     check(ranks.train(plan), alone(ranks, plan), TOLERANCE["float64"])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("zero_stage", [0, 2])
+@pytest.mark.parametrize("zero_stage", sampled([2, 0], 2))
 def test_so_they_do_on_chips_within_the_predicted_memory(chips: Ranks, zero_stage: int) -> None:
     plan = offloaded(balanced(), zero_stage)
     check_memory(chips, plan)

@@ -169,7 +169,7 @@ def test_a_rank_that_is_told_to_stop_stops_all_and_costs_nothing(
     training = launch(*SETTINGS)
     os.kill(rank_process(training, 2), signal.SIGTERM)
     code, stdout, stderr = training.wait(60)
-    assert (code, stderr) == (128 + signal.SIGTERM, "")
+    assert (code, said(stderr)) == (128 + signal.SIGTERM, [])
     steps = len(training.metrics)
     assert f"told to stop: step {steps} is saved, and --resume goes on from it" in stdout
     code, _, stderr = wait(start(tmp_path, "--resume", "--steps", "24"), 60)

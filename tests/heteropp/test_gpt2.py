@@ -129,7 +129,7 @@ def plans(model: Any) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("vocab", "number"),
-    sampled([(256, 0), (257, 1), (256, 2), (256, 1), (257, 0), (257, 2)], 4, everyday=1),
+    sampled([(256, 0), (257, 1), (256, 2), (256, 1), (257, 0), (257, 2)], 5, everyday=1),
 )
 def test_it_trains_as_transformers_does(
     ranks: Ranks, tmp_path: Path, vocab: int, number: int
@@ -186,7 +186,7 @@ def tiny(vocab: int = 256, dtype: str = "float64") -> Any:
     )
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_its_memory_is_within_5_percent_below_the_predicted(tmp_path: Path) -> None:
     chips = Ranks(chip(tmp_path, 1 << 30))
     try:

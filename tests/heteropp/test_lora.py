@@ -184,7 +184,7 @@ def test_embeddings_that_are_tied_and_frozen(
 
 
 @pytest.mark.parametrize(
-    ("family", "zero_stage"), sampled(product(["qwen2", "qwen3", "deepseek_v3"], [0, 1, 2]), 5)
+    ("family", "zero_stage"), sampled(product(["qwen2", "qwen3", "deepseek_v3"], [0, 1, 2]), 9)
 )
 def test_so_do_other_families(ranks: Ranks, folders: Folders, family: str, zero_stage: int) -> None:
     folder = folders(family)
@@ -218,7 +218,7 @@ def test_so_do_rows_that_are_cut(ranks: Ranks, folders: Folders, family: str) ->
 
 
 @pytest.mark.parametrize(
-    ("schedule", "offload"), sampled(product(["zb-v", "gpipe"], [False, True]), 3)
+    ("schedule", "offload"), sampled(product(["zb-v", "gpipe"], [False, True]), 4)
 )
 def test_so_do_other_schedules(
     ranks: Ranks, folders: Folders, schedule: Schedule, offload: bool

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import layouts
 import pytest
-from layouts import LAYOUTS, MINISTAGES, SCHEDULES, plan_of, scheduled, turn
+from layouts import LAYOUTS, MINISTAGES, SCHEDULES, plan_of, scheduled
 from parity import RankError, Ranks
 from sampled import sampled
 from tiny_decoders import tiny_config
@@ -53,9 +53,7 @@ EVERYDAY = (
 LONG = (
     ("micro-batch 4, 1", "chimera"),
     ("mixed chips", "zb-v"),
-    ("two stages", "1f1b"),
     ("ZeRO-2", "zb-v"),
-    ("figure 8", "zb-h1"),
     ("three pipelines", "chimera"),
     ("offload", "zb-v"),
     ("selective recompute", "gpipe"),
@@ -66,9 +64,7 @@ LONG = (
 def marks(layout: str, schedule: Schedule) -> tuple[pytest.MarkDecorator, ...]:
     if (layout, schedule) in EVERYDAY:
         return ()
-    own_turn = turn(layout, schedule) == 1 and layout not in dict(EVERYDAY + LONG)
-    on_ci = (layout, schedule) in LONG or own_turn  # every layout has one
-    return (pytest.mark.long if on_ci else pytest.mark.exhaustive,)
+    return (pytest.mark.long if (layout, schedule) in LONG else pytest.mark.exhaustive,)
 
 
 def check(ranks: Ranks, plan: Plan) -> None:
@@ -142,7 +138,8 @@ def test_so_is_that_of_16_bits_and_of_slack(ranks: Ranks) -> None:
         check(ranks, replace(plan, pipelines=(replace(pipeline, stages=stages),)))
 
 
-@pytest.mark.parametrize("dtype", sampled(["bfloat16", "float32"], 2))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.exhaustive
 def test_so_is_that_of_frozen_weights(ranks: Ranks, dtype: str) -> None:
     """They have no gradient, no state, and their layers keep no input for one."""
     sizes = dict(hidden_size=128, intermediate_size=384, vocab_size=512, head_dim=32)
@@ -159,7 +156,8 @@ def test_so_is_that_of_frozen_weights(ranks: Ranks, dtype: str) -> None:
         assert ours.total < theirs.total
 
 
-@pytest.mark.parametrize("family", sampled(["qwen3_moe", "qwen3"], 2))
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3"])
+@pytest.mark.exhaustive
 def test_so_is_that_of_a_family_whose_rows_are_cut(ranks: Ranks, family: str) -> None:
     sizes = dict(hidden_size=128, intermediate_size=384, vocab_size=512, head_dim=32)
     model = read(tiny_config(family, layers=8, **sizes).to_dict(), "tiny", sequence_length=128)

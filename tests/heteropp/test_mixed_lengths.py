@@ -210,7 +210,7 @@ CASES = list(layouts(tiny_model()))
             *zip(CASES, ("float64", "float32", "float32", "float64"), strict=True),
             *zip(CASES, ("float32", "float64", "float64", "float32"), strict=True),
         ],
-        3,
+        6,
         everyday=2,
     ),
 )

@@ -78,7 +78,7 @@ EVERYDAY = ("one rank", "ZeRO 2, both")
 
 
 @pytest.mark.parametrize(
-    "name", [*EVERYDAY, *sampled((name for name in PLANS if name not in EVERYDAY), 2)]
+    "name", [*EVERYDAY, *sampled((name for name in PLANS if name not in EVERYDAY), 6)]
 )
 def test_it_trains_as_torch_s_muon_does(ranks: Ranks, name: str) -> None:
     plan = replace(PLANS[name](MODEL), optimizer="muon")
@@ -99,7 +99,7 @@ def test_packed_matrices_are_one(ranks: Ranks) -> None:
     )
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_float32_and_bfloat16_learn_as_float64_does(ranks: Ranks) -> None:
     """They agree to the rounding of the 16 bits in which matrices are made orthogonal."""
     plan = plan_of(replace(MODEL, dtype="float32"), (3, 5), (2, 1), (1, 2))

@@ -106,7 +106,7 @@ PAIRS: dict[str, tuple[Plan, Plan]] = {  # the first six every day
 }
 
 
-@pytest.mark.parametrize("name", sampled(PAIRS, 1, everyday=6))
+@pytest.mark.parametrize("name", sampled(PAIRS, 3, everyday=6))
 def test_another_plan_has_the_state_that_was_kept(ranks: Ranks, name: str) -> None:
     first, second = PAIRS[name]
     nodes = [f"a-{rank // 2}" for rank in range(first.world_size)]
@@ -117,7 +117,9 @@ def test_another_plan_has_the_state_that_was_kept(ranks: Ranks, name: str) -> No
     assert found.bytes_from("disk") == found.bytes_from("remote") == 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.exhaustive)]
+)
 def test_so_has_one_of_a_model_that_is_frozen_but_for_lora(ranks: Ranks, dtype: str) -> None:
     from heteropp.models.hugging_face.lora import with_lora
     from heteropp.models.hugging_face.reading import read

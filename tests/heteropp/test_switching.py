@@ -81,9 +81,9 @@ def test_the_plans_train_on_the_same_batches() -> None:
 # ---------------------------------------------------------------- tables
 
 
-MARKS = [(), pytest.mark.long, *[pytest.mark.exhaustive] * 4]
+MARKS = [(), pytest.mark.long, *[pytest.mark.exhaustive] * 10]
 PAIRS = [
-    pytest.param(pair, id=" -> ".join(pair), marks=MARKS[i % 6])
+    pytest.param(pair, id=" -> ".join(pair), marks=MARKS[i % 12])
     for i, pair in enumerate(permutations(PLANS, 2))
 ]
 
@@ -250,7 +250,7 @@ def test_a_model_of_16_bits_takes_its_wide_values_along(
     assert losses == pytest.approx(uninterrupted, rel=2e-3)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_frozen_weights_move_without_state(start: Callable[..., Members]) -> None:
     from heteropp.models.hugging_face.lora import with_lora
     from heteropp.models.hugging_face.reading import read
@@ -273,7 +273,7 @@ def test_biases_of_routers_move_along(start: Callable[..., Members]) -> None:
     assert losses == pytest.approx(uninterrupted, rel=2e-6)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_tied_embeddings_and_dropout(start: Callable[..., Members]) -> None:
     members = start(replace(MODEL, tied_embeddings=True, dropout=0.2), 8)
     losses = walk(members, ["two pipelines", "chimera", "6 ranks", "tp 4"], 2)

@@ -86,8 +86,9 @@ def test_two_vendors_train_what_one_process_does(
     check(ranks.train(plan), ranks.plainly(plan), TOLERANCE[dtype])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("dp", "sequence_parallel"), [(2, False), (1, False), (1, True)])
+@pytest.mark.parametrize(
+    ("dp", "sequence_parallel"), sampled([(2, False), (1, False), (1, True)], 3)
+)
 def test_so_they_do_in_several_replicas_and_beside_tensor_parallelism(
     ranks: Ranks, pairs: Ranks, dp: int, sequence_parallel: bool
 ) -> None:

@@ -55,7 +55,7 @@ def library() -> Path:
 
 
 def _compile(*command: str | Path, folder: str) -> None:
-    subprocess.run(command, cwd=folder, check=True, timeout=120)
+    subprocess.run(command, cwd=folder, check=True, timeout=250)
 
 
 def environment(seed: int = 1, delay_us: int = 300, kernels: bool = True) -> dict[str, str]:
