@@ -55,7 +55,8 @@ class Walk {
         coming_(kKinds * count_),
         came_(kKinds * count_, 0),
         outboxes_(kKinds * count_),
-        away_(count_ * micro_batches_, kAbsent) {
+        away_(count_ * micro_batches_, kAbsent),
+        on_host_(count_ * micro_batches_, 0) {
     for (auto [kind, i, k] : table) coming_[kind * count_ + k].push_back(i);
     for (auto [kind, k, count] : stage.ahead) ahead_[kind * count_ + k] = count;
     for (int k = 0; k < count_; ++k) {
@@ -65,8 +66,12 @@ class Walk {
       if (stage.zero_stage < 2) gradients_.put(gradient(kWhole, k), own.gradient);
     }
     if (stage.offload) {
+      if (count_ > 2) host_bytes_ = walked_.host = parameters_;  // a copy of each, in its turn
       plan_residence();
-      hold(0, resident_[0]);
+      auto first = std::find_if(table.begin(), table.end(), [](const Coded& each) {
+        return needs_parameters(std::get<0>(each));
+      });
+      hold(first == table.end() ? 0 : std::get<2>(*first), resident_[0]);
     }
   }
 
@@ -240,7 +245,7 @@ class Walk {
     std::int64_t kept_bytes = stage_.keeps ? own.kept - shared : own.input;
     if (stage_.offload && stage_.keeps) kept_bytes -= own.output;
     if (stage_.offload && item(k, i) != backwards_[begun_])
-      away_[item(k, i)] = kept_bytes;
+      send_away(item(k, i), kept_bytes);
     else
       kept_.put(kept(kItem, k, i), kept_bytes);
     std::int64_t apart = stage_.offload || !stage_.keeps ? own.output : 0;
@@ -358,12 +363,20 @@ class Walk {
   void bring(int kind, int i, int k, int other) {
     if (needs_parameters(kind)) hold(k, other);
     if (!begins_backward(kind) || item(k, i) != backwards_[begun_]) return;
+    host_bytes_ -= std::exchange(on_host_[item(k, i)], 0);
     ++begun_;
     for (int one : {backwards_[begun_ - 1], backwards_[begun_]}) {
       if (one == kNobody || away_[one] == kAbsent) continue;
       kept_.put(one, away_[one]);
       away_[one] = kAbsent;
     }
+  }
+
+  // The host's copy stays until the backward begins, though what it is of comes back before.
+  void send_away(int item, std::int64_t bytes) {
+    away_[item] = on_host_[item] = bytes;
+    host_bytes_ += bytes;
+    walked_.host = std::max(walked_.host, host_bytes_);
   }
 
   void hold(int one, int other) {
@@ -386,10 +399,12 @@ class Walk {
   std::vector<std::deque<int>> outboxes_;
   std::deque<int> unsummed_;  // ministages
   std::int64_t parameters_ = 0, during_ = 0, most_bytes_ = 0;
-  std::vector<std::int64_t> away_;  // by item: activations that wait on the host
-  std::vector<int> resident_;       // by action
-  std::vector<int> backwards_;      // items, in the order in which their backwards begin
-  std::size_t begun_ = 0;           // of them
+  std::vector<std::int64_t> away_;     // by item: activations that wait on the host
+  std::vector<std::int64_t> on_host_;  // the same, and those that have come back
+  std::int64_t host_bytes_ = 0;
+  std::vector<int> resident_;   // by action
+  std::vector<int> backwards_;  // items, in the order in which their backwards begin
+  std::size_t begun_ = 0;       // of them
   std::pair<int, int> on_chip_{0, 0};
   WalkedBytes walked_;
 };

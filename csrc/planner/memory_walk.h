@@ -53,6 +53,7 @@ struct WalkedBytes {
   std::int64_t before = 0;                  // a step
   std::vector<std::int64_t> during, after;  // by action: the most bytes, and those held then
   Held most;
+  std::int64_t host = 0;  // the most bytes in host memory
 };
 
 WalkedBytes walk_memory(const WalkedStage& stage, const std::vector<Coded>& table);

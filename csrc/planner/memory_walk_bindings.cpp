@@ -46,6 +46,7 @@ void bind_memory_walk(py::module_& m) {
       .def_readonly("before", &WalkedBytes::before)
       .def_readonly("during", &WalkedBytes::during, "By action: the most bytes while it runs.")
       .def_readonly("after", &WalkedBytes::after, "By action: the bytes that are held then.")
+      .def_readonly("host", &WalkedBytes::host, "The most bytes in host memory.")
       .def_property_readonly(
           "most",
           [](const WalkedBytes& walked) {

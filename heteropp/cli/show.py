@@ -26,6 +26,7 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
 
     "tp 2 s" has sequence parallelism, and layers with an o wait in host memory in between.
     """
+    from heteropp.cost.host_memory import fullest_host
     from heteropp.cost.planned import human_bytes, rank_memory, rank_times
 
     times, memory = rank_times(plan, cluster), rank_memory(plan, cluster)
@@ -66,6 +67,10 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
     console.print(table)
     if len(rows) > SHOWN_STAGES:
         console.print(f"... and {len(rows) - SHOWN_STAGES} stages more; --json lists all")
+    if host := fullest_host(cluster, memory):
+        room = f", which has {human_bytes(host.room_bytes)} for it" if host.room_bytes else ""
+        where = f"host memory of node {cluster.node_names[host.node]}{room}"
+        say(console, f"offloading fills up to {human_bytes(host.bytes)} of the {where}")
     for p, pipeline in enumerate(plan.pipelines):
         if pipeline.token_slices:
             slices = " + ".join(map(str, pipeline.token_slices))

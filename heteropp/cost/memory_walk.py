@@ -231,4 +231,5 @@ class MemoryWalk:
             recomputed=recomputed,
             boundary=boundary,
             framework=self._framework,
+            host=self._walked.host,
         )

@@ -123,6 +123,7 @@ class Memory:
     recomputed: int  # part of working: what a forward would have kept
     boundary: int  # pieces received ahead, and tensors under way
     framework: int  # scalars, the rounding of allocations, and what libraries keep for good
+    host: int = 0  # in host memory, most: of an offloaded stage, and no part of the total
 
     @cached_property  # ranks that are alike share one
     def total(self) -> int:

@@ -47,6 +47,7 @@ class _Nodes:
     in_use: Chips | None = None  # which chips of a node are in use, from 0, in place of `chips`
     region: Name | None = None  # region that the nodes are in; absent: one that has no name
     switch: Name | None = None  # switch that joins the nodes; absent: their region does
+    host_memory_bytes: Annotated[int, Field(ge=1)] | None = None  # for offloading; absent: any
     nics: Count | None = None  # network cards in each node; absent: the chip file's number
     nic_bytes_per_s: Rate | None = None  # bandwidth of a card; absent: the chip file's
     nic_latency_s: Seconds | None = None  # latency between nodes; absent: the chip file's
@@ -101,6 +102,7 @@ class Node:
     switch: str = ""
     name: str = ""  # "" where it is as Cluster.node_names has it
     in_use: tuple[int, ...] = ()  # which of its chips the ranks are; (): the first ones
+    host_memory_bytes: int | None = None  # that offloading may fill; None: any amount
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -365,6 +367,7 @@ def _entry(node: Node, chip: ChipSpec) -> dict[str, Any]:
         "in_use": node.in_use,
         "region": node.region,
         "switch": node.switch,
+        "host_memory_bytes": node.host_memory_bytes,
         "nics": _unlike(own.nics_per_node, links.nics_per_node),
         "nic_bytes_per_s": _unlike(own.nic_bytes_per_s, links.nic_bytes_per_s),
         "nic_latency_s": _unlike(own.nic_latency_s, links.nic_latency_s),
@@ -444,6 +447,7 @@ def _order(node: Node) -> tuple:
         (-links.nics_per_node, -links.nic_bytes_per_s, links.nic_latency_s),
         (len(node.name), node.name),  # "a-2" before "a-10"
         node.in_use,
+        node.host_memory_bytes or 0,
     )
 
 
@@ -469,6 +473,7 @@ def _node(entry: _Nodes, path: Path, where: str) -> Node:
         switch=entry.switch or "",
         name=entry.name or "",
         in_use=_unless_first(in_use),
+        host_memory_bytes=entry.host_memory_bytes,
     )
 
 
@@ -483,18 +488,13 @@ def _chip(entry: _Nodes, path: Path, where: str) -> ChipSpec:
         chip = load_chip(beside if entry.chip.endswith(".toml") else entry.chip)
     except ChipFileError as error:
         raise FileError(f"{where}.chip: {error}") from None
-    links = chip.links
-    chip = replace(
-        chip,
-        links=replace(
-            links,
-            nics_per_node=entry.nics or links.nics_per_node,
-            nic_bytes_per_s=entry.nic_bytes_per_s or links.nic_bytes_per_s,
-            nic_latency_s=links.nic_latency_s
-            if entry.nic_latency_s is None
-            else entry.nic_latency_s,
-        ),
+    given = dict(
+        nics_per_node=entry.nics,
+        nic_bytes_per_s=entry.nic_bytes_per_s,
+        nic_latency_s=entry.nic_latency_s,
     )
+    own: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    chip = replace(chip, links=replace(chip.links, **own))
     if entry.efficiency is not None:
         chip = chip.with_efficiency(entry.efficiency)
     return chip

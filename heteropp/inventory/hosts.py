@@ -13,7 +13,8 @@ from heteropp.inventory.product_names import chip_of
 
 AT_ONCE = 16
 DEADLINE_S = 60
-# Every vendor's tool that is there prints its devices; then the rates of RDMA devices.
+# Every vendor's tool that is there prints its devices; then the rates of RDMA devices, and the
+# host's memory.
 QUESTION = """
 command -v nvidia-smi >/dev/null && nvidia-smi -L
 command -v rocm-smi >/dev/null && rocm-smi --showproductname
@@ -25,9 +26,11 @@ command -v hl-smi >/dev/null && hl-smi -L
 for rate in /sys/class/infiniband/*/ports/1/rate; do
   [ -e "$rate" ] && echo "NIC $(cat "$rate")"
 done
+grep MemTotal /proc/meminfo
 true
 """
 RATE = re.compile(r"^NIC (\d+(?:\.\d+)?) Gb/sec", re.MULTILINE)
+MEMORY = re.compile(r"^MemTotal: +(\d+) kB", re.MULTILINE)
 # a line of a device: nvidia-smi, mthreads-gmi and hl-smi; rocm-smi; npu-smi; cnmon and mx-smi
 DEVICE = re.compile(
     r"^(?:(?:GPU|AIP|Card|MLU|card)[ #]?\d+\s*:?|GPU\[\d+\].*[Cc]ard (?:[Ss]eries|[Mm]odel)[^:]*:|"
@@ -86,4 +89,12 @@ def _machine(host: str, answer: str, chip: str | None) -> Machine | None:
     [(name, count)] = known.items()
     rates = [float(rate) * 1e9 / 8 for rate in RATE.findall(answer)]
     best = [rate for rate in rates if rate == max(rates)]  # the others are for management
-    return Machine(name or "", count, host, len(best) or None, best[0] if best else None)
+    memory = MEMORY.search(answer)
+    return Machine(
+        chip=name or "",
+        chips=count,
+        name=host,
+        nics=len(best) or None,
+        nic_bytes_per_s=best[0] if best else None,
+        memory_bytes=int(memory[1]) * 1024 if memory else None,
+    )

@@ -10,6 +10,8 @@ from heteropp.description.chips import ChipSpec, load_chip
 from heteropp.description.cluster import Cluster, Node, in_order
 from heteropp.description.fabric import Fabric
 
+OFFLOADING = 1 / 2  # of a host's memory, at most: PyTorch rounds what it pins up to powers of two
+
 
 class InventoryError(ValueError):
     """Machines that cannot be described; the message is one sentence."""
@@ -24,6 +26,7 @@ class Machine:
     name: str = ""  # "" where it does not matter
     nics: int | None = None  # None: as the chip file has it
     nic_bytes_per_s: float | None = None  # of each, likewise
+    memory_bytes: int | None = None  # the host's; None: not known
 
 
 def cluster_of(name: str, machines: Sequence[Machine]) -> Cluster:
@@ -45,8 +48,13 @@ def _node(machine: Machine) -> Node:
             f"of chip {machine.chip} have {chip.chips_per_node} by its chip file; copy {chip.path} "
             "and change chips_per_node there"
         )
-    spec = _with_nics(chip, machine)
-    return Node(machine.chip, spec, range(machine.chips), name=machine.name)
+    return Node(
+        machine.chip,
+        _with_nics(chip, machine),
+        range(machine.chips),
+        name=machine.name,
+        host_memory_bytes=machine.memory_bytes and int(OFFLOADING * machine.memory_bytes),
+    )
 
 
 def _with_nics(chip: ChipSpec, machine: Machine) -> ChipSpec:

@@ -10,6 +10,7 @@ from heteropp.inventory.product_names import chip_of
 
 RECORD = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 GRES = re.compile(r"^ *Gres=(\S+)", re.MULTILINE)
+MEMORY = re.compile(r"^ *RealMemory=(\d+)", re.MULTILINE)  # in MiB
 # "gpu:a100:8(S:0-1)", "npu:8"; of a resource that is shared, such as "shard:8", no chip
 RESOURCE = re.compile(r"(gpu|npu|mlu|hpu|xpu)(?::([^:,()]+))??:(\d+)(?:\([^)]*\))?(?![^,])")
 
@@ -33,6 +34,7 @@ def _machines(record: str, chip: str | None) -> Iterator[Machine]:
     name = RECORD.match(record)[1]  # type: ignore[index]
     gres = GRES.search(record)
     found = RESOURCE.findall(gres[1]) if gres else []
+    memory = MEMORY.search(record)
     if len(found) > 1:
         raise InventoryError(f"node {name} has chips of several types, {gres[1]}; expected of one")  # type: ignore[index]
     for _, product, count in found:
@@ -42,4 +44,5 @@ def _machines(record: str, chip: str | None) -> Iterator[Machine]:
             raise InventoryError(
                 f"node {name} has {what}; name the chip file that describes them with --chip"
             )
-        yield Machine(known, int(count), name)
+        memory_bytes = int(memory[1]) << 20 if memory else None
+        yield Machine(known, int(count), name, memory_bytes=memory_bytes)

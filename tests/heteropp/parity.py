@@ -6,6 +6,7 @@ import gc
 import os
 import tempfile
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,7 @@ class Trained:
     sent_bytes: list[Counter[int]]  # by rank, to each peer: boundary tensors, as dicomm counts
     messages_bytes: list[Counter[int]]  # by rank, to each peer: what is sent point to point
     posted_bytes: list[int]  # by rank: the most that waited for boundary tensors at once
+    host_bytes: list[int]  # by rank: the most that was offloaded to host memory at once
 
 
 class RankError(Exception):
@@ -117,7 +119,7 @@ class Ranks:
         # as text, in which nan is nan
         assert len({str(answer[:3]) for answer in answers}) == 1
         parameters = _whole(plan, [answer[3] for answer in answers])
-        by_rank = [[answer[i] for answer in answers] for i in range(4, 9)]
+        by_rank = [[answer[i] for answer in answers] for i in range(4, 10)]
         return Trained(losses, norms, parameters, validation_loss, *by_rank)
 
     def plainly(
@@ -147,7 +149,7 @@ class Ranks:
             assert all(norm > CLIP for norm in norms), "clipping must be active"
         validation = open_tokens(self.validation, cache)
         validation_loss = plain_loss(plan.model, parameters, validation)
-        return Trained(losses, norms, parameters, validation_loss, [], [], [], [], [])
+        return Trained(losses, norms, parameters, validation_loss, [], [], [], [], [], [])
 
     def close(self) -> None:
         for process in self.processes:
@@ -274,6 +276,8 @@ def _train(
     device = open_device(run.device, str(chip), "NEUTRAL")
     connect(store, rank, plan.world_size, device.backend, timeout_s=DEADLINE_S)
     control = Control(store, rank, plan.world_size)
+    offloaded = [0]
+    watch_host_copies(offloaded)
     trainer = Trainer(run, device, control)
     if checkpoints and (checkpoint := find(checkpoints)):
         trainer.restore(checkpoint)
@@ -312,7 +316,23 @@ def _train(
         control.barrier("saved")
     dist.destroy_process_group()
     result = losses, norms, validation.loss if validation else None, held
-    return *result, forwards, peak_bytes, sent, messages, max(posted)
+    return *result, forwards, peak_bytes, sent, messages, max(posted), max(offloaded)
+
+
+def watch_host_copies(held: list[int]) -> None:
+    """Notes the bytes on the host, whenever a copy of what a stage offloads comes there or goes."""
+    from heteropp.runtime.step.offload import HostLink
+
+    to_host = getattr(HostLink.to_host, "watched", HostLink.to_host)
+
+    def watched(link: HostLink, storage: torch.UntypedStorage) -> Tensor:
+        copy = to_host(link, storage)
+        held.append(held[-1] + copy.nbytes)
+        weakref.finalize(copy, lambda size=copy.nbytes: held.append(held[-1] - size))
+        return copy
+
+    watched.watched = to_host  # type: ignore[attr-defined]
+    HostLink.to_host = watched  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -162,6 +162,11 @@ def test_activations_go_to_the_host_where_that_is_faster_than_computing_them_aga
     roomier = with_chips(request, lambda _: larger)
     for some in (request, roomier):
         assert step_s(some) <= simulate(known, some.cluster).step_s * (1 + 1e-9)
+    little = [replace(node, host_memory_bytes=40 << 30) for node in cluster.nodes]
+    cramped = replace(request, cluster=replace(cluster, nodes=tuple(little)))
+    assert not fits(known, cramped.cluster)
+    plan = ask("auto", cramped, 1).best.plan
+    assert fits(plan, used_cluster(plan, cramped.cluster))
 
 
 @pytest.mark.exhaustive

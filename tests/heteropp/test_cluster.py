@@ -289,9 +289,10 @@ def test_what_nodes_have_of_their_own_is_written(tmp_path) -> None:
     path.write_text(
         'name = "two \\"ü\\""\n'
         '[[nodes]]\nchip = "a-mini"\ncount = 3\nchips = 2\nnics = 3\nefficiency = 0.25\n'
-        "nic_bytes_per_s = 3e7\nnic_latency_s = 0.0\n"
+        "nic_bytes_per_s = 3e7\nnic_latency_s = 0.0\nhost_memory_bytes = 5_000\n"
     )
     cluster = read_cluster(path)
+    assert {node.host_memory_bytes for node in cluster.nodes} == {5000}
     folder = tmp_path / "again"
     assert read_cluster(written(cluster, folder)) == cluster
     text = (folder / "cluster.toml").read_text()

@@ -135,7 +135,7 @@ def lay_out(name: str, dtype: str, **changes: object) -> Plan:
 
 
 def marks(layout: str, dtype: str, attention: str) -> tuple[pytest.MarkDecorator, ...]:
-    """Those that CI runs are tried in one way each."""
+    """Each layout that CI runs is tried in one way."""
     if layout in EVERYDAY:
         return () if EVERYDAY[layout] == (dtype, attention) else (pytest.mark.exhaustive,)
     turn = list(LAYOUTS).index(layout) % 2

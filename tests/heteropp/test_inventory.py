@@ -50,6 +50,7 @@ NPU_SMI = """\
 SLURM = """\
 NodeName=gpu1 Arch=x86_64 CoresPerSocket=32
    CPUAlloc=0 CPUEfctv=128 CPUTot=128 CPULoad=0.01
+   RealMemory=1000 AllocMem=0 FreeMem=900 Sockets=2 Boards=1
    Gres=gpu:a100:8(S:0-1)
    State=IDLE ThreadsPerCore=1 TmpDisk=0 Weight=1
 
@@ -134,7 +135,7 @@ def test_questions_and_their_answers(tmp_path: Path) -> None:
 
 def test_machines_that_are_asked(ssh: Path) -> None:
     rates = "NIC 200 Gb/sec (4X HDR)\n" * 4 + "NIC 25 Gb/sec (1X EDR)\n"
-    (ssh / "answers/gpu1").write_text(f"{NVIDIA_SMI}\n{rates}")
+    (ssh / "answers/gpu1").write_text(f"{NVIDIA_SMI}\n{rates}MemTotal:       2048 kB\n")
     (ssh / "answers/npu1").write_text(NPU_SMI)
     (ssh / "answers/login").write_text("")
     (ssh / "list").write_text("gpu1\nnpu1\n\nlogin\n")
@@ -144,7 +145,9 @@ def test_machines_that_are_asked(ssh: Path) -> None:
         ("gpu1", "a100", 8),
         ("npu1", "ascend-910b", 2),
     ]
-    links = next(n for n in read_cluster(ssh / "cluster.toml").nodes if n.name == "gpu1").chip.links
+    asked = next(n for n in read_cluster(ssh / "cluster.toml").nodes if n.name == "gpu1")
+    links = asked.chip.links
+    assert asked.host_memory_bytes == 1 << 20
     assert (links.nics_per_node, links.nic_bytes_per_s) == (4, 25e9)
 
 
@@ -155,6 +158,8 @@ def test_machines_of_slurm(tmp_path: Path) -> None:
         ("gpu1", "a100", 8),
         ("gpu2", "h100", 4),
     ]
+    found = {n.name: n.host_memory_bytes for n in read_cluster(tmp_path / "cluster.toml").nodes}
+    assert found == {"gpu1": 500 << 20, "gpu2": None}
     untyped = SLURM.replace("gpu:a100:8(S:0-1)", "gpu:8")
     done = run("init", "--slurm", "-", "--chip", "l40s", "--force", folder=tmp_path, text=untyped)
     assert done.returncode == 0, done.stderr

@@ -68,9 +68,11 @@ def marks(layout: str, schedule: Schedule) -> tuple[pytest.MarkDecorator, ...]:
 
 
 def check(ranks: Ranks, plan: Plan) -> None:
-    peaks = ranks.train(plan, STEPS, settings={"optimizer": plan.optimizer}).peak_memory_bytes
-    for rank, (peak, memory) in enumerate(zip(peaks, rank_memory(plan), strict=True)):
+    trained = ranks.train(plan, STEPS, settings={"optimizer": plan.optimizer})
+    found = zip(trained.peak_memory_bytes, trained.host_bytes, rank_memory(plan), strict=True)
+    for rank, (peak, host, memory) in enumerate(found):
         assert 0.95 * memory.total <= peak <= memory.total, rank
+        assert 0.95 * memory.host <= host <= memory.host, rank
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ ON_CI = (
 
 
 def cases() -> Iterator[Any]:
-    """Those that CI runs are tried in one way each."""
+    """Each layout that CI runs is tried in one way."""
     schedules: tuple[Schedule, ...] = ("1f1b", "gpipe")
     for number, layout in enumerate(LAYOUTS):
         for s, schedule in enumerate(schedules):

@@ -47,7 +47,8 @@ class Offload:
         self.backwards = backwards(actions)
         self.kept: dict[Item, list[Moving]] = {}
         self.position = self.begun = 0
-        self._hold(0, self.following[0])
+        first = next(each.ministage for each in actions if each.kind in NEEDS_PARAMETERS)
+        self._hold(first, self.following[0])
 
     def before(self, action: Action) -> None:
         """Makes sure that what an action needs is on the chip, and starts bringing the next's."""
