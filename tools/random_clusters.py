@@ -37,6 +37,7 @@ INFINITE = float("inf")
 class Found:
     """What was found for one request that has a plan."""
 
+    seed: int
     step_s: float
     search_s: float
     gap: float  # to the bound, relative
@@ -44,6 +45,11 @@ class Found:
     beaten: bool  # by another planner or a runner-up
     worse: float  # step with what should help, over that without
     few_chips: bool
+
+    @property
+    def behind(self) -> float:
+        """How much longer the step is than the best found, relative."""
+        return self.step_s / self.best_s - 1
 
 
 def rows(count: int, seed: int, longer_s: float, helped: bool) -> list[Row]:
@@ -55,17 +61,23 @@ def rows(count: int, seed: int, longer_s: float, helped: bool) -> list[Row]:
     for number in range(seed, seed + 4 * count):  # some have no plan
         if len(found) == count:
             break
-        if one := measured(drawn(number), longer_s, helped):
+        if one := measured(number, longer_s, helped):
             found.append(one)
     if not found:
         return []
-    behind = [100 * (one.step_s / one.best_s - 1) for one in found]
+    behind = 100 * statistics.median(one.behind for one in found)
+    last = max(found, key=lambda one: one.behind)
     gaps = [100 * one.gap for one in found]
     name = f"{len(found)} random clusters from seed {seed}"
     quick = [one.search_s for one in found if one.few_chips]
     result = [
-        row(f"{name}: step behind the best found, median", "%", statistics.median(behind), bar=0.0),
-        row(f"{name}: step behind the best found, worst", "%", max(behind), bar=3.0),
+        row(f"{name}: step behind the best found, median", "%", behind, bar=0.0),
+        row(
+            f"{name}: step behind the best found, worst (seed {last.seed})",
+            "%",
+            100 * last.behind,
+            bar=3.0,
+        ),
         row(f"{name}: beaten by a planner or runner-up", "", sum(f.beaten for f in found), bar=0.0),
         row(f"{name}: gap to the bound, median", "%", statistics.median(gaps), bar=5.0),
         row(f"{name}: default search, median", "s", statistics.median(f.search_s for f in found)),
@@ -74,8 +86,9 @@ def rows(count: int, seed: int, longer_s: float, helped: bool) -> list[Row]:
         name_quick = f"{name}: default search of {FEW_CHIPS} chips or fewer, median"
         result.append(row(name_quick, "s", statistics.median(quick)))
     if helped:
-        worse = 100 * (max(one.worse for one in found) - 1)
-        result.append(row(f"{name}: step longer with what helps, worst", "%", worse, bar=0.5))
+        last = max(found, key=lambda one: one.worse)
+        name_worse = f"{name}: step longer with what helps, worst (seed {last.seed})"
+        result.append(row(name_worse, "%", 100 * (last.worse - 1), bar=0.5))
     return result
 
 
@@ -97,8 +110,9 @@ def drawn(seed: int) -> Request:
     )
 
 
-def measured(request: Request, longer_s: float, helped: bool) -> Found | None:
-    """None where the default planner finds no plan."""
+def measured(seed: int, longer_s: float, helped: bool) -> Found | None:
+    """None where the default planner finds no plan for the cluster drawn."""
+    request = drawn(seed)
     ask("exact", request, 1)  # traces the model
     began_s = time.process_time()
     verdict = ask("auto", request)
@@ -111,6 +125,7 @@ def measured(request: Request, longer_s: float, helped: bool) -> Found | None:
     helps: list[Callable[[Request], Request]] = list(HELPS) if helped else []
     after = [step_s(ask("auto", change(request), 1)) for change in helps]
     return Found(
+        seed=seed,
         step_s=own_s,
         search_s=search_s,
         gap=own_s / verdict.result.lower_bound_s - 1,
