@@ -197,6 +197,7 @@ def late_sender(rank: int) -> float:
     return clock(0) / 1e9
 
 
+@pytest.mark.long
 def test_clocks_travel_over_links_that_are_not_paced() -> None:
     computed_at, received_at = run_processes(2, late_sender)
     assert received_at >= computed_at

@@ -107,6 +107,7 @@ def test_the_shortest_budget_is_enough_for_a_plan_that_fits() -> None:
     assert fits(plan, used_cluster(plan, request.cluster))
 
 
+@pytest.mark.long
 def test_a_chip_that_holds_up_the_others_stays_idle_and_the_answer_says_so() -> None:
     fast, slow = load_chip("a-mini"), load_chip("c-mini")
     slow = replace(

@@ -39,7 +39,7 @@ def test_a_loss_off_the_curve_is_seen() -> None:
 
 def test_a_seed_draws_the_same_again(tmp_path: Path) -> None:
     cut = spread = 0
-    for seed in range(100):
+    for seed in range(50):
         scene = draw(seed)
         assert draw(seed) == scene and scene.events
         (folder := tmp_path / str(seed)).mkdir()
@@ -47,7 +47,7 @@ def test_a_seed_draws_the_same_again(tmp_path: Path) -> None:
         assert plan.world_size == sum(chips.values()) >= 4
         cut += plan.has_context_parallelism
         spread += plan.has_expert_parallelism
-    assert cut > 10 and spread > 10
+    assert cut > 5 and spread > 5
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,7 @@ def test_a_run_over_machines_ends_as_it_must(seed: int, tmp_path: Path) -> None:
     assert verdict.happened
 
 
+@pytest.mark.long
 def test_copies_that_are_whole_are_told_from_others(tmp_path: Path) -> None:
     """What decides whether a run that lost a layer was honest."""
     model = tiny_model()

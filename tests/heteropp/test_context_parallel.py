@@ -196,6 +196,7 @@ def test_documents_that_are_cut_train_what_each_alone_does(
     check_learnt(got, learnt_plainly(plan, data), TOLERANCE["float64"])
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_its_checkpoint_under_other_parts(ranks: Ranks, tmp_path: Path) -> None:
     """One stage follows on two, and one rank on that."""
     plans = [lay_out("equal", "float64"), lay_out("unequal, then none", "float64")]

@@ -128,6 +128,7 @@ def test_loads_are_those_of_the_whole_batch(ranks: Ranks, layout: str) -> None:
     check(ranks.train(plan, settings=SETTINGS), plain)
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_the_same(ranks: Ranks, tmp_path: Path) -> None:
     """The bias is part of the state, and goes on in another layout, too."""
     plan = LAYOUTS["ep beside tp"](decoder("deepseek_v3"))

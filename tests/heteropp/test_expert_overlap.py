@@ -169,6 +169,7 @@ def test_a_peak_is_within_5_percent_below_the_predicted(
         chips.close()
 
 
+@pytest.mark.long
 def test_rows_take_the_time_that_nothing_hides() -> None:
     """That is their way to the experts on fast links, and all four ways on slow ones."""
     plan = spread(plan_of(balanced(), (4,), (2,), (1,), zero_stage=0), {0: (2, 2)})

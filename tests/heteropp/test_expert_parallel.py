@@ -335,6 +335,7 @@ def test_experts_by_speed_are_as_fast_as_any_and_equal_ones_far_behind() -> None
     assert found[2] == pytest.approx(on(of_two(None), SPEEDS), rel=0.1)
 
 
+@pytest.mark.long
 def test_a_stage_waits_for_its_slowest_attention_and_for_its_slowest_experts() -> None:
     """A chip of speed 3 has three of four experts, and its rest waits for that of the other chip:
     a step takes as long as if both were of speed 1 and had one expert each.

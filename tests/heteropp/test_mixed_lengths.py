@@ -224,6 +224,7 @@ def test_a_plan_for_each_length_trains_what_each_document_alone_does(
     check(got, plainly(model, tokens, DOCUMENTS), TOLERANCE[dtype])
 
 
+@pytest.mark.long
 def test_one_plan_for_all_lengths_trains_the_same(ranks: Ranks, data: Path) -> None:
     """Padding and packing differ, and what is learnt does not."""
     plans = layouts(tiny_model(dtype="float64"))["dp 4, then tp 4"]

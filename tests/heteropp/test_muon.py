@@ -89,6 +89,7 @@ def test_it_trains_as_torch_s_muon_does(ranks: Ranks, name: str) -> None:
     )
 
 
+@pytest.mark.long
 def test_packed_matrices_are_one(ranks: Ranks) -> None:
     """An own model's queries, keys and values are one parameter, which tp cuts piece by piece."""
     plan = replace(plan_of(own_model(), (3, 5), (2, 1), (1, 2)), optimizer="muon")

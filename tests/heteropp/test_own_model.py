@@ -146,6 +146,7 @@ def test_a_block_may_checkpoint_itself(
 TIED = {"head.logits.weight": "embedding.tokens.weight"}
 
 
+@pytest.mark.long
 def test_it_resumes_under_another_plan(ranks: Ranks, tmp_path: Path) -> None:
     first, second = PLANS["1f1b"](own_model()), two_pipelines(own_model())
     losses = ranks.train(first, 2, tmp_path).losses

@@ -72,12 +72,13 @@ def test_every_layout_in_float32(ranks: Ranks, layout: str) -> None:
     check(ranks.train(plan), ranks.plainly(plan), TOLERANCE["float32"])
 
 
+EXACT_MARKS = [(), pytest.mark.long, *[pytest.mark.exhaustive] * 4]
+
+
 @pytest.mark.parametrize(
     ("schedule", "layout"),
     [
-        pytest.param(
-            schedule, layout, marks=[(), pytest.mark.long, pytest.mark.exhaustive][(s + e) % 3]
-        )
+        pytest.param(schedule, layout, marks=EXACT_MARKS[(s + e) % len(EXACT_MARKS)])
         for e, layout in enumerate(EXACT)
         for s, schedule in enumerate(SCHEDULES)
         if schedule != "chimera"

@@ -279,6 +279,7 @@ def test_sequences_are_cut_on_chips_that_are_left_by_their_speed() -> None:
         replan(full.kept([0]), old, full.members)
 
 
+@pytest.mark.long
 def test_sequences_are_cut_where_nothing_fits_otherwise() -> None:
     """The old plan has whole ones, on chips of more memory than those that come."""
     full = cluster_of(("a-mini", load_chip("a-mini"), 2))
