@@ -26,7 +26,7 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
 
     "tp 2 s" has sequence parallelism, and layers with an o wait in host memory in between.
     """
-    from heteropp.cost.host_memory import fullest_host
+    from heteropp.cost.capacity import fullest_host
     from heteropp.cost.planned import human_bytes, rank_memory, rank_times
 
     times, memory = rank_times(plan, cluster), rank_memory(plan, cluster)
@@ -69,7 +69,7 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
         console.print(f"... and {len(rows) - SHOWN_STAGES} stages more; --json lists all")
     if host := fullest_host(cluster, memory):
         room = f", which has {human_bytes(host.room_bytes)} for it" if host.room_bytes else ""
-        where = f"host memory of node {cluster.node_names[host.node]}{room}"
+        where = f"host memory of node {host.node}{room}"
         say(console, f"offloading fills up to {human_bytes(host.bytes)} of the {where}")
     for p, pipeline in enumerate(plan.pipelines):
         if pipeline.token_slices:
@@ -141,7 +141,7 @@ def show_all(console: Console, verdicts: list[Verdict], cluster: Cluster) -> Non
 
 def show_slices(console: Console, plan: Plan, cluster: Cluster) -> None:
     """What whole sequences would be like where pipelines run them in slices."""
-    from heteropp.cost.planned import fits, overrun
+    from heteropp.cost.capacity import fits, overrun
     from heteropp.search.auto.slicing import whole
     from heteropp.simulator.simulate import simulate
 

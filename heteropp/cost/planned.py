@@ -6,11 +6,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache, partial
-from operator import sub
 from typing import NamedTuple
 
-from heteropp.cost.documents import documents_bytes
-from heteropp.cost.host_memory import HostNeed, fullest_host
 from heteropp.cost.memory_walk import MemoryWalk
 from heteropp.cost.stage_time import Memory, StageShape, Time, over_slices, stage_time
 from heteropp.cost.tracing.kind import Spread
@@ -238,57 +235,6 @@ def _walk(
     else:
         coded = tuple(action.coded for action in table)
     return MemoryWalk(plan, rank, shape or stage_shape(plan, rank), coded, profile)
-
-
-def check_memory(plan: Plan, cluster: Cluster, documents_apart: bool = False) -> None:
-    """Raises PlanError naming the stage that overruns its chips most, the need and the capacity, or
-    the node whose host memory offloading overruns most.
-
-    documents_apart: attention is within documents, of which a sequence has several.
-    """
-    if most_lacking(plan, cluster, documents_apart)[0] > 0:
-        why = ", where attention is within documents" if documents_apart else ""
-        raise PlanError(overrun(plan, cluster, documents_apart) + why)
-    if lacking_host(plan, cluster):
-        raise PlanError(overrun(plan, cluster))
-
-
-def fits(plan: Plan, cluster: Cluster) -> bool:
-    return most_lacking(plan, cluster)[0] <= 0 and not lacking_host(plan, cluster)
-
-
-def most_lacking(plan: Plan, cluster: Cluster, documents_apart: bool = False) -> tuple[int, int]:
-    """The most bytes that a rank needs beyond its chip's memory, and the first such rank."""
-    needs = [memory.total for memory in rank_memory(plan, cluster)]
-    if documents_apart:
-        needs = [need + documents_bytes(plan, rank) for rank, need in enumerate(needs)]
-    excess_bytes = list(map(sub, needs, cluster.capacity_bytes))
-    most_bytes = max(excess_bytes)
-    return most_bytes, excess_bytes.index(most_bytes)
-
-
-def lacking_host(plan: Plan, cluster: Cluster) -> HostNeed | None:
-    """Returns the node whose host memory offloading overruns most; None where all have room."""
-    if not any(stage.offload for pipeline in plan.pipelines for stage in pipeline.stages):
-        return None
-    fullest = fullest_host(cluster, rank_memory(plan, cluster))
-    return None if fullest is None or fullest.fits else fullest
-
-
-def overrun(plan: Plan, cluster: Cluster, documents_apart: bool = False) -> str:
-    """What the rank that lacks most memory needs, and has; or the host, where chips have enough."""
-    excess_bytes, rank = most_lacking(plan, cluster, documents_apart)
-    if excess_bytes <= 0 and (host := lacking_host(plan, cluster)):
-        return (
-            f"offloading needs {human_bytes(host.bytes)} of host memory on node "
-            f"{cluster.node_names[host.node]}, which has {human_bytes(host.room_bytes or 0)}"
-        )
-    capacity_bytes = cluster.capacity_bytes[rank]
-    _, s, _, _ = plan.place(rank)
-    return (
-        f"stage {s} needs {human_bytes(excess_bytes + capacity_bytes)} on rank {rank} "
-        f"(chip {plan.chip(rank)}), which has {human_bytes(capacity_bytes)}"
-    )
 
 
 def human_bytes(size: float) -> str:

@@ -111,7 +111,7 @@ class StageShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Peak bytes of one rank, by what they are for; they add up but for `recomputed`."""
+    """Peak bytes of one rank, by what they are for; they add up but for `recomputed` and `host`."""
 
     parameters: int
     gradients: int  # whole and reduced ones, and what comes and goes to sum copies
@@ -123,7 +123,7 @@ class Memory:
     recomputed: int  # part of working: what a forward would have kept
     boundary: int  # pieces received ahead, and tensors under way
     framework: int  # scalars, the rounding of allocations, and what libraries keep for good
-    host: int = 0  # in host memory, most: of an offloaded stage, and no part of the total
+    host: int = 0  # the most that offloading puts into the node's host memory
 
     @cached_property  # ranks that are alike share one
     def total(self) -> int:

@@ -10,7 +10,7 @@ from heteropp.description.chips import ChipSpec, load_chip
 from heteropp.description.cluster import Cluster, Node, in_order
 from heteropp.description.fabric import Fabric
 
-OFFLOADING = 1 / 2  # of a host's memory, at most: PyTorch rounds what it pins up to powers of two
+OFFLOADING = 1 / 2  # of a host's memory, at most: the rest is for rounding and for checkpoints
 
 
 class InventoryError(ValueError):

@@ -44,5 +44,6 @@ def _machines(record: str, chip: str | None) -> Iterator[Machine]:
             raise InventoryError(
                 f"node {name} has {what}; name the chip file that describes them with --chip"
             )
-        memory_bytes = int(memory[1]) << 20 if memory else None
+        known_mib = int(memory[1]) if memory else 0
+        memory_bytes = known_mib << 20 if known_mib > 1 else None  # 1: Slurm was not told
         yield Machine(known, int(count), name, memory_bytes=memory_bytes)

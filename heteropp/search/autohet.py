@@ -13,7 +13,8 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
-from heteropp.cost.planned import most_lacking, slowest_link
+from heteropp.cost.capacity import most_lacking
+from heteropp.cost.planned import slowest_link
 from heteropp.cost.stage_time import StageShape, all_reduce_s, stage_memory, stage_time
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Link

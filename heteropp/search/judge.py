@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from heteropp.cost.planned import check_cluster, fits, rank_memory
+from heteropp.cost.capacity import fits
+from heteropp.cost.planned import check_cluster, rank_memory
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, PlanError, validate
 from heteropp.description.prediction import Prediction

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heteropp.cost.planned import fits, overrun
+from heteropp.cost.capacity import fits, overrun
 from heteropp.search import metis_exact
 from heteropp.search.metis_bound import busy_s
 from heteropp.search.metis_problem import Problem

@@ -61,7 +61,7 @@ def _changes(request: Request, name: str) -> Iterator[Iterator[Candidate]]:
     yield _parts(request, name)
     yield _experts(request, name)
     yield _schedule(request)
-    yield iter([("offload to host memory, as planner zorse does", OFFLOADING, request)])
+    yield _offloading(request)
     yield _global_batch(request)
     for chip in request.cluster.chip_names():
         yield _more_nodes(request, chip)
@@ -130,6 +130,16 @@ def _schedule(request: Request) -> Iterator[Candidate]:
     if request.schedule != "1f1b":
         changes = replace(request, schedule="1f1b")
         yield "use schedule 1f1b, which holds least", "--schedule 1f1b", changes
+
+
+def _offloading(request: Request) -> Iterator[Candidate]:
+    what = "offload to host memory, as planner zorse does"
+    yield what, OFFLOADING, request
+    cluster = request.cluster
+    if any(node.host_memory_bytes is not None for node in cluster.nodes):
+        nodes = tuple(replace(node, host_memory_bytes=None) for node in cluster.nodes)
+        larger = replace(request, cluster=replace(cluster, nodes=nodes))
+        yield f"{what}, and give it more host_memory_bytes in the cluster file", OFFLOADING, larger
 
 
 def _global_batch(request: Request) -> Iterator[Candidate]:

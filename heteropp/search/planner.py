@@ -74,7 +74,7 @@ class SearchError(ValueError):
 
 
 class DoesNotFitError(SearchError):
-    """Every plan overruns some chip's memory; `plan` is the one that does so least."""
+    """Every plan overruns some chip's or host's memory; `plan` is one that does so least."""
 
     def __init__(self, message: str, plan: Plan) -> None:
         """plan: the one that overruns memory least."""
@@ -84,7 +84,7 @@ class DoesNotFitError(SearchError):
 
 def does_not_fit(plan: Plan, cluster: Cluster) -> DoesNotFitError:
     """Returns the error for the nearest plan; it says where that overruns memory most."""
-    from heteropp.cost.planned import overrun
+    from heteropp.cost.capacity import overrun
 
     return DoesNotFitError(f"no plan fits: in the nearest, {overrun(plan, cluster)}", plan)
 

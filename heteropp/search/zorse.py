@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from heteropp.cost.planned import fits, slowest_links
+from heteropp.cost.capacity import lacking_bytes
+from heteropp.cost.planned import slowest_links
 from heteropp.cost.stage_time import StageShape, Time, all_gather_s, stage_memory, stage_time
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Link, Node
@@ -50,12 +51,17 @@ def search(request: Request) -> Result:
     # what is estimated of a stage is not yet what its ranks come to hold
     likely = sorted((c for c in configured if not c.overrun_bytes), key=lambda c: c.key)
     chosen: dict[Division, _Configuration] = {}  # the best of each division
+    least: tuple[int, int] | None = None
     for configuration in likely or [nearest]:
         if len(chosen) > RUNNERS_UP:
             break
-        known = configuration.division in chosen
-        if not known and fits(configuration.plan(request), request.cluster):
+        if configuration.division in chosen:
+            continue
+        lacking = lacking_bytes(configuration.plan(request), request.cluster)
+        if lacking == (0, 0):
             chosen[configuration.division] = configuration
+        elif least is None or lacking < least:
+            least, nearest = lacking, configuration
     if not chosen:
         raise does_not_fit(nearest.plan(request), request.cluster)
     best, *others = (Candidate(c.plan(request), c.latency_s) for c in chosen.values())

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import add, mul
 
+from heteropp.cost.capacity import host_overrun, lacking_host
 from heteropp.cost.planned import human_bytes, spread_of
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, Stage
@@ -154,7 +155,7 @@ class Simulation:
         return [peaks[rank] for rank in range(self.plan.world_size)]
 
     def overruns(self) -> list[str]:
-        """A sentence for each stage, or kind of chip in it, that at some time needs too much."""
+        """A sentence for each stage, or kind of chip in it, that needs too much, and for a host."""
         result = []
         for a in sorted(set(self._alike)):
             seat = self.program.seats[a]
@@ -170,6 +171,8 @@ class Simulation:
                 "into the step; the chip "
                 f"has {human_bytes(capacity)}"
             )
+        if host := lacking_host(self.plan, self.cluster):
+            result.append(host_overrun(host))
         return result
 
     @cached_property

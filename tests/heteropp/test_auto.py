@@ -10,7 +10,7 @@ from clusters import cluster_of, random_chip, tiny_model
 from sampled import sampled
 
 from ditorch.chips import ChipSpec, load_chip
-from heteropp.cost.planned import fits
+from heteropp.cost.capacity import fits
 from heteropp.description.cluster import Cluster, Node, in_order
 from heteropp.description.model import read_model
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage, validate

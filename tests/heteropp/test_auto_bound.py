@@ -13,7 +13,7 @@ from sampled import sampled
 from tiny_decoders import tiny_config
 
 from heteropp import token_shares
-from heteropp.cost.planned import fits
+from heteropp.cost.capacity import fits
 from heteropp.description.cluster import Cluster, Node, in_order
 from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
 from heteropp.description.schedules import SLICING

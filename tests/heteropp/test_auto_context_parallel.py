@@ -16,7 +16,7 @@ from test_parity import check
 
 import ditorch.chips
 from ditorch.chips import load_chip
-from heteropp.cost.planned import fits
+from heteropp.cost.capacity import fits
 from heteropp.description.cluster import Cluster
 from heteropp.description.used_chips import used_cluster
 from heteropp.search.judge import ask

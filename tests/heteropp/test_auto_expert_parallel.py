@@ -19,7 +19,7 @@ from tiny_decoders import tiny_config
 
 import ditorch.chips
 from ditorch.chips import load_chip
-from heteropp.cost.planned import fits
+from heteropp.cost.capacity import fits
 from heteropp.description.cluster import Cluster
 from heteropp.description.used_chips import used_cluster
 from heteropp.models.hugging_face.model import HuggingFaceModel

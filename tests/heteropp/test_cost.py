@@ -158,6 +158,7 @@ def test_memory_of_parameters_gradients_and_optimizer() -> None:
     assert memory.optimizer == 2 * expected
     parts = asdict(memory)
     assert memory.recomputed == parts.pop("recomputed") == 0
+    assert memory.host == parts.pop("host") == 0
     assert memory.total == sum(parts.values())
 
 

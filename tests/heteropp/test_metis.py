@@ -11,7 +11,8 @@ from clusters import cluster_of, tiny_model
 from invented import invented_traces_alone
 
 from ditorch.chips import load_chip
-from heteropp.cost.planned import check_cluster, check_memory
+from heteropp.cost.capacity import check_memory
+from heteropp.cost.planned import check_cluster
 from heteropp.description.plan import validate
 from heteropp.search import metis, metis_oom
 from heteropp.search.metis_balance import partition, relieved

@@ -16,7 +16,8 @@ from tiny_decoders import tiny_config
 from training_run import Training, make_plan
 
 from ditorch.chips import ChipSpec, load_chip
-from heteropp.cost.planned import check_cluster, check_memory, most_lacking, rank_memory
+from heteropp.cost.capacity import check_memory, most_lacking
+from heteropp.cost.planned import check_cluster, rank_memory
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.plan import Plan, validate
 from heteropp.elastic.replanning.moved import moved_bytes

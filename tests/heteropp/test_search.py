@@ -18,7 +18,8 @@ from invented import invented_traces_alone
 from sampled import sampled
 
 from ditorch.chips import load_chip
-from heteropp.cost.planned import check_memory, rank_memory
+from heteropp.cost.capacity import check_memory
+from heteropp.cost.planned import rank_memory
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, Stage, validate
 from heteropp.schedule.in_flight import in_flight as most_held

@@ -12,7 +12,7 @@ from clusters import cluster_of, tiny_model
 from invented import invented_traces_alone
 
 from ditorch.chips import load_chip
-from heteropp.cost.planned import check_memory
+from heteropp.cost.capacity import check_memory
 from heteropp.description.plan import validate
 from heteropp.search import exact, heteroauto, nearest, space, uniform
 from heteropp.search.planner import Request, SearchError

@@ -7,7 +7,8 @@ from dataclasses import replace
 from clusters import cluster_of, tiny_model
 
 from ditorch.chips import load_chip
-from heteropp.cost.planned import check_memory, rank_memory
+from heteropp.cost.capacity import check_memory
+from heteropp.cost.planned import rank_memory
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
 from heteropp.search.judge import ask

@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 from ditorch.chips import load_chip
 from heteropp.board.trace import read_trace
 from heteropp.cli.search import app
-from heteropp.cost.planned import fits
+from heteropp.cost.capacity import fits
 from heteropp.cost.token_shares import token_shares
 from heteropp.cost.tracing.kind import StageKind
 from heteropp.cost.tracing.slices import record_slice

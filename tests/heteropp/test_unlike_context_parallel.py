@@ -21,7 +21,8 @@ from training_run import NEUTRAL_CHIP, Training, refusal, tiny_model
 from ditorch.chips import ChipSpec, load_chip
 from heteropp import token_shares
 from heteropp.board.figures import Figures
-from heteropp.cost.planned import check_memory, rank_memory, rank_times
+from heteropp.cost.capacity import check_memory
+from heteropp.cost.planned import rank_memory, rank_times
 from heteropp.description.cluster import Cluster
 from heteropp.description.outline import outline
 from heteropp.description.plan import Plan, PlanError, Schedule, read_plan, validate, write_plan

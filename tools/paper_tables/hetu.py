@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from evidence import Row, row
 
-from heteropp.cost.planned import check_memory
+from heteropp.cost.capacity import check_memory
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.model import read_model
 from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate

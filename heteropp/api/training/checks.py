@@ -147,7 +147,8 @@ def cluster_of(
         raise InputError("--cluster is missing: it says which chips and links the plan has")
     if profile is not None and len(plans) > 1:
         raise InputError("--profile is not for --bucket: it is of one length of sequence")
-    from heteropp.cost.planned import check_cluster, check_memory
+    from heteropp.cost.capacity import check_memory
+    from heteropp.cost.planned import check_cluster
     from heteropp.cost.tracing import cache
     from heteropp.description.cluster import read_cluster
     from heteropp.description.profile import ProfileError

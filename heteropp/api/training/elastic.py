@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from heteropp.api.errors import InputError
 from heteropp.api.training.elastic_screen import Screen
-from heteropp.cost.planned import check_cluster, check_memory
+from heteropp.cost.capacity import check_memory
+from heteropp.cost.planned import check_cluster
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.files import read_json, write_json
 from heteropp.description.hyperparameters import Hyperparameters

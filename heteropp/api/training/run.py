@@ -258,7 +258,7 @@ class _Start:
         )
         apart = self.attention_within == "document" and not self.by_length
         if apart and machines and not options.force:
-            from heteropp.cost.planned import check_memory
+            from heteropp.cost.capacity import check_memory
 
             check_memory(self.plan, machines, documents_apart=True)
         if not self.launched:

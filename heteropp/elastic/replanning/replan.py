@@ -16,7 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heteropp.cost.planned import check_memory, human_bytes
+from heteropp.cost.capacity import check_memory
+from heteropp.cost.planned import human_bytes
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, PlanError, Schedule, validate
 from heteropp.description.profile import ProfileError

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from heteropp.cost.planned import fits
+from heteropp.cost.capacity import fits
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
 from heteropp.description.profile import ProfileError
