@@ -246,6 +246,7 @@ def test_flops_are_those_of_pairs_that_are_seen(family: str) -> None:
     assert model.flops_per_token() - fused.flops_per_token() == pytest.approx(masked, rel=1e-12)
 
 
+@pytest.mark.long
 def test_what_keeps_documents_apart_is_within_the_predicted(chips: Ranks, tmp_path: Path) -> None:
     data = conversations(tmp_path / "chats.tokens", 400, 60)
     plan = LAYOUTS["one rank"](tiny_trained(layers=8, dtype="float32", sequence_length=128))
@@ -259,6 +260,7 @@ def test_what_keeps_documents_apart_is_within_the_predicted(chips: Ranks, tmp_pa
     assert needs["fused"] < needs["explicit"]
 
 
+@pytest.mark.long
 def test_its_peak_is_within_5_percent_below_the_predicted(chips: Ranks) -> None:
     plan = lay_out("two stages", "1f1b", "float32")
     assert plan is not None

@@ -375,6 +375,7 @@ def test_the_simulator_gives_each_slice_its_own_time() -> None:
     assert first < last  # whose tokens see more keys
 
 
+@pytest.mark.long
 def test_a_slice_told_by_others_is_what_is_recorded_of_it() -> None:
     generator = random.Random("slices that are told")
     for attention in ("fused", "explicit"):
