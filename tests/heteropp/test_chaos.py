@@ -120,7 +120,7 @@ def test_a_disturbed_run_ends_as_it_must(seed: int, prepared: Prepared, tmp_path
     "seed",
     [
         pytest.param(5, marks=pytest.mark.exhaustive, id="kill-1"),
-        pytest.param(11, marks=pytest.mark.long, id="kill-the-store"),
+        pytest.param(11, marks=pytest.mark.exhaustive, id="kill-the-store"),
         pytest.param(6, marks=pytest.mark.exhaustive, id="stop-1"),
         pytest.param(10, marks=pytest.mark.exhaustive, id="cut-off-1-and-2"),
     ],

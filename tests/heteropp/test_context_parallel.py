@@ -240,7 +240,8 @@ def test_families_of_transformers(
     compare(ranks, plan, Decoder(model, folder))
 
 
-@pytest.mark.parametrize("attention", sampled(["fused", "explicit"], 2))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("attention", ["fused", "explicit"])
 def test_documents_that_are_cut_in_a_family_of_transformers(
     ranks: Ranks, tmp_path: Path, attention: str
 ) -> None:

@@ -119,7 +119,7 @@ EVERYDAY = ("ep beside tp", "zb-v")
 
 @pytest.mark.parametrize(
     "layout",
-    [*EVERYDAY, *sampled((n for n in LAYOUTS if n not in EVERYDAY), 3)],
+    [*EVERYDAY, *sampled((n for n in LAYOUTS if n not in EVERYDAY), 9)],
 )
 def test_loads_are_those_of_the_whole_batch(ranks: Ranks, layout: str) -> None:
     """Second stages recompute, and steps are followed by validation: neither counts twice."""

@@ -157,7 +157,8 @@ def balanced() -> HuggingFaceModel:
     return read(values, "balanced", sequence_length=128)
 
 
-@pytest.mark.parametrize("of", sampled([halved, lambda plan: plan], 2))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("of", [halved, lambda plan: plan])
 def test_a_peak_is_within_5_percent_below_the_predicted(
     tmp_path_factory: pytest.TempPathFactory, of: Callable[[Plan], Plan]
 ) -> None:

@@ -39,7 +39,7 @@ def test_a_job_over_machines_computes_what_it_does_on_one(job: Job, elastic: boo
     assert len(job.losses) == 8
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_guide_s_torchrun_trains_as_one_machine_does(job: Job) -> None:
     blocks = re.findall(r"```shell\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     (line,) = (block.strip() for block in blocks if block.startswith("torchrun"))
@@ -69,7 +69,7 @@ def on(number: int) -> str:
     "lost",
     [
         pytest.param(0, marks=pytest.mark.exhaustive, id="with-the-store"),
-        pytest.param(2, marks=pytest.mark.long, id="another"),
+        pytest.param(2, marks=pytest.mark.exhaustive, id="another"),
     ],
 )
 def test_ranks_end_when_a_machine_vanishes(job: Job, lost: int) -> None:

@@ -36,7 +36,7 @@ time.time = lambda: own() + 3600
             ),
             ("", "cluster.toml", f"{THIRD} has cluster with hash "),
         ],
-        every=2,
+        every=4,
     ),
     ids=["plan", "clock", "version", "cluster"],
 )

@@ -145,7 +145,7 @@ def test_they_train_what_one_process_does(
 @pytest.mark.parametrize(
     ("layout", "attention"),
     [
-        pytest.param("four unequal, three stages", "fused", marks=pytest.mark.long),
+        pytest.param("four unequal, three stages", "fused", marks=pytest.mark.exhaustive),
         pytest.param("tp 2, then replicas", "explicit", marks=pytest.mark.exhaustive),
     ],
 )
@@ -338,7 +338,7 @@ def chips(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize(
-    ("name", "attention"), sampled(product(MEASURED, ("fused", "explicit")), 4, everyday=1)
+    ("name", "attention"), sampled(product(MEASURED, ("fused", "explicit")), 8, everyday=1)
 )
 def test_a_peak_is_within_5_percent_below_the_predicted(
     chips: Ranks, name: str, attention: str
@@ -375,7 +375,7 @@ def test_the_simulator_gives_each_slice_its_own_time() -> None:
     assert first < last  # whose tokens see more keys
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_slice_told_by_others_is_what_is_recorded_of_it() -> None:
     generator = random.Random("slices that are told")
     for attention in ("fused", "explicit"):
