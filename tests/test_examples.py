@@ -63,7 +63,7 @@ def test_data_parallel_trains_on_two_vendors(tmp_path: Path) -> None:
     assert "rank 1 trained on a chip of vendor D" in said
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_cluster_is_planned_and_drawn(tmp_path: Path) -> None:
     said = run(tmp_path, sys.executable, str(EXAMPLES / "plan_cluster.py"))
     assert re.search(r"predicted: \d+\.\d\d s a step, \d+ tokens/chip/s", said)

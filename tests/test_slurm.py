@@ -35,7 +35,7 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
         yield started
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_a_job_over_unlike_partitions_is_requeued_without_a_drained_node(
     slurm: Slurm, tmp_path: Path

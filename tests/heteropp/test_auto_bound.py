@@ -319,7 +319,7 @@ def test_no_plan_found_under_any_schedule_is_faster(seed: int) -> None:
     no_plan_is_faster(seed)
 
 
-@pytest.mark.parametrize("seed", sampled(range(2, 16), 7))
+@pytest.mark.parametrize("seed", sampled([9, *range(2, 9), *range(10, 16)], 14))
 def test_no_plan_of_more_problems_is_faster(seed: int) -> None:
     no_plan_is_faster(seed)
 

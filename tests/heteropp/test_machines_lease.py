@@ -40,7 +40,7 @@ def goes_on_without(job: Job, number: int) -> None:
     assert f"{NODE}-{number}/0" not in newest_change(job).members
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_machine_that_is_cut_off_ends_its_members_and_may_join_again(job: Job) -> None:
     arguments = ("--steps", FOREVER, *job.remote)
     job.start(*arguments, elastic=True)

@@ -90,7 +90,8 @@ def test_a_peak_is_within_5_percent_below_the_predicted(
     check(ranks, lay_out(layout, schedule))
 
 
-@pytest.mark.parametrize("selective", sampled([True, False], 2))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("selective", [True, False])
 def test_masks_between_documents_take_what_is_charged_at_most(
     ranks: Ranks, selective: bool
 ) -> None:

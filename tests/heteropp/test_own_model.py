@@ -100,7 +100,7 @@ def test_ranks_alone_equal_the_plain_loop_bit_for_bit(ranks: Ranks) -> None:
         assert np.array_equal(got.parameters[name].numpy(), expected.numpy()), name
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_tied_head_is_the_embedding(ranks: Ranks, tmp_path: Path) -> None:
     """It is in another stage than the embedding, or in the same."""
     text = EXAMPLE.read_text().replace("cut=cut,", f"cut=cut, tied={TIED},")
@@ -320,7 +320,7 @@ def test_its_attention_may_be_called_in_every_way(tmp_path: Path) -> None:
     assert len(kept_bytes) == 1
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_the_example_plans_and_trains_over_four_vendors(tmp_path: Path) -> None:
     done = subprocess.run(

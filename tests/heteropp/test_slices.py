@@ -187,7 +187,8 @@ def test_families_of_transformers(
     compare(ranks, sliced(plan, (14, 12, 6)), Decoder(model, folder))
 
 
-@pytest.mark.parametrize("attention", sampled(["fused", "explicit"], 2))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("attention", ["fused", "explicit"])
 def test_documents_that_slices_cut_in_a_family_of_transformers(
     ranks: Ranks, tmp_path: Path, attention: str
 ) -> None:
@@ -199,7 +200,7 @@ def test_documents_that_slices_cut_in_a_family_of_transformers(
     check_learnt(learnt_by(ranks, plan, data), alone, TOLERANCE["float64"])
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_run_goes_on_in_other_slices(ranks: Ranks, tmp_path: Path) -> None:
     model = tiny_model(layers=8, dtype="float64")
     plans = [LAYOUTS[name](model) for name in ("two unequal", "four equal")]

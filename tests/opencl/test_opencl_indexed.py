@@ -24,7 +24,7 @@ def test_operators_on_indices_and_order_are_the_devices_own(files: list[str], ch
     run_checks(*files, chosen=chosen)
 
 
-@pytest.mark.long  # the device's compiler takes most of it
+@pytest.mark.exhaustive  # the device's compiler takes most of it
 @pytest.mark.timeout(900)
 def test_sums_with_products_are_the_devices_own() -> None:
     run_checks("check_products.py", DITORCH_STRICT="1")
