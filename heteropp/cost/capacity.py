@@ -6,6 +6,7 @@ Offloaded stages wait in their nodes' host memory (Zorse, sections 4.1.1 and 4.1
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from operator import sub
 from typing import NamedTuple
 
@@ -14,8 +15,6 @@ from heteropp.cost.planned import human_bytes, rank_memory
 from heteropp.cost.stage_memory import Memory
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, PlanError
-
-INFINITE = float("inf")
 
 
 def check_memory(plan: Plan, cluster: Cluster, documents_apart: bool = False) -> None:
@@ -27,12 +26,12 @@ def check_memory(plan: Plan, cluster: Cluster, documents_apart: bool = False) ->
     if most_lacking(plan, cluster, documents_apart)[0] > 0:
         why = ", where attention is within documents" if documents_apart else ""
         raise PlanError(overrun(plan, cluster, documents_apart) + why)
-    if lacking_host(plan, cluster):
-        raise PlanError(overrun(plan, cluster))
+    if host := lacking_host(plan, cluster):
+        raise PlanError(host_overrun(host))
 
 
 def fits(plan: Plan, cluster: Cluster) -> bool:
-    return most_lacking(plan, cluster)[0] <= 0 and not lacking_host(plan, cluster)
+    return lacking_bytes(plan, cluster) == (0, 0)
 
 
 def lacking_bytes(plan: Plan, cluster: Cluster) -> tuple[int, int]:
@@ -102,6 +101,6 @@ def fullest_host(cluster: Cluster, memory: Sequence[Memory]) -> HostNeed | None:
     """
     needs = []
     for name, node in zip(cluster.node_names, cluster.nodes, strict=True):
-        if held := sum(memory[rank].host for rank in node.ranks if rank < len(memory)):
+        if held := sum(own.host for own in memory[node.ranks.start : node.ranks.stop]):
             needs.append(HostNeed(name, held, node.host_memory_bytes))
-    return max(needs, key=lambda n: (n.bytes / (n.room_bytes or INFINITE), n.bytes), default=None)
+    return max(needs, key=lambda n: (n.bytes / (n.room_bytes or inf), n.bytes), default=None)

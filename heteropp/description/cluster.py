@@ -27,6 +27,7 @@ from hyperhetero.input import listed
 
 LARGEST = 100_000  # chips
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Bytes = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=63)]
@@ -47,7 +48,7 @@ class _Nodes:
     in_use: Chips | None = None  # which chips of a node are in use, from 0, in place of `chips`
     region: Name | None = None  # region that the nodes are in; absent: one that has no name
     switch: Name | None = None  # switch that joins the nodes; absent: their region does
-    host_memory_bytes: Annotated[int, Field(ge=1)] | None = None  # for offloading; absent: any
+    host_memory_bytes: Bytes | None = None  # room for offloading in each host; absent: no limit
     nics: Count | None = None  # network cards in each node; absent: the chip file's number
     nic_bytes_per_s: Rate | None = None  # bandwidth of a card; absent: the chip file's
     nic_latency_s: Seconds | None = None  # latency between nodes; absent: the chip file's
@@ -488,12 +489,9 @@ def _chip(entry: _Nodes, path: Path, where: str) -> ChipSpec:
         chip = load_chip(beside if entry.chip.endswith(".toml") else entry.chip)
     except ChipFileError as error:
         raise FileError(f"{where}.chip: {error}") from None
-    given = dict(
-        nics_per_node=entry.nics,
-        nic_bytes_per_s=entry.nic_bytes_per_s,
-        nic_latency_s=entry.nic_latency_s,
-    )
-    own: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    given: dict[str, Any] = {"nics_per_node": entry.nics, "nic_bytes_per_s": entry.nic_bytes_per_s}
+    given["nic_latency_s"] = entry.nic_latency_s
+    own = {key: value for key, value in given.items() if value is not None}
     chip = replace(chip, links=replace(chip.links, **own))
     if entry.efficiency is not None:
         chip = chip.with_efficiency(entry.efficiency)

@@ -276,8 +276,6 @@ def _train(
     device = open_device(run.device, str(chip), "NEUTRAL")
     connect(store, rank, plan.world_size, device.backend, timeout_s=DEADLINE_S)
     control = Control(store, rank, plan.world_size)
-    offloaded = [0]
-    watch_host_copies(offloaded)
     trainer = Trainer(run, device, control)
     if checkpoints and (checkpoint := find(checkpoints)):
         trainer.restore(checkpoint)
@@ -292,9 +290,11 @@ def _train(
                 )
                 if rank == 0 and poisoned is not None:
                     part.register_forward_hook(_poison(trainer, poisoned))
-    sent, posted = Counter[int](), [0]
+    sent, posted, offloaded = Counter[int](), [0], [0]
     if not by_length:
         sent, posted = watch_boundaries(trainer.executor, counted=chip is not None)
+        if trainer.executor.offload:
+            offloaded = watch_host_copies(trainer.executor.offload.link)
     losses, norms, validation, peak_bytes = [], [], None, 0
     messages: Counter[int] = Counter()
     while trainer.completed < steps:
@@ -319,20 +319,21 @@ def _train(
     return *result, forwards, peak_bytes, sent, messages, max(posted), max(offloaded)
 
 
-def watch_host_copies(held: list[int]) -> None:
-    """Notes the bytes on the host, whenever a copy of what a stage offloads comes there or goes."""
-    from heteropp.runtime.step.offload import HostLink
+def watch_host_copies(link: Any) -> list[int]:
+    """Returns the bytes on the host, whenever a copy of what a stage offloads comes there or goes.
 
-    to_host = getattr(HostLink.to_host, "watched", HostLink.to_host)
+    link: the stage's way to its host.
+    """
+    held, to_host = [0], link.to_host
 
-    def watched(link: HostLink, storage: torch.UntypedStorage) -> Tensor:
-        copy = to_host(link, storage)
+    def watched(storage: torch.UntypedStorage) -> Tensor:
+        copy: Tensor = to_host(storage)
         held.append(held[-1] + copy.nbytes)
         weakref.finalize(copy, lambda size=copy.nbytes: held.append(held[-1] - size))
         return copy
 
-    watched.watched = to_host  # type: ignore[attr-defined]
-    HostLink.to_host = watched  # type: ignore[method-assign]
+    link.to_host = watched
+    return held
 
 
 @contextmanager

@@ -65,13 +65,8 @@ def on(number: int) -> str:
     return f"rank {number} (chip NEUTRAL) on machine-{number}"
 
 
-@pytest.mark.parametrize(
-    "lost",
-    [
-        pytest.param(0, marks=pytest.mark.exhaustive, id="with-the-store"),
-        pytest.param(2, marks=pytest.mark.exhaustive, id="another"),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("lost", [0, 2], ids=["with-the-store", "another"])
 def test_ranks_end_when_a_machine_vanishes(job: Job, lost: int) -> None:
     """Each names what it does not hear: the store's machine, or the rank that is gone."""
     job.start("--steps", FOREVER)

@@ -141,8 +141,8 @@ def test_so_is_that_of_16_bits_and_of_slack(ranks: Ranks) -> None:
         check(ranks, replace(plan, pipelines=(replace(pipeline, stages=stages),)))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_so_is_that_of_frozen_weights(ranks: Ranks, dtype: str) -> None:
     """They have no gradient, no state, and their layers keep no input for one."""
     sizes = dict(hidden_size=128, intermediate_size=384, vocab_size=512, head_dim=32)
@@ -159,8 +159,8 @@ def test_so_is_that_of_frozen_weights(ranks: Ranks, dtype: str) -> None:
         assert ours.total < theirs.total
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3"])
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3"])
 def test_so_is_that_of_a_family_whose_rows_are_cut(ranks: Ranks, family: str) -> None:
     sizes = dict(hidden_size=128, intermediate_size=384, vocab_size=512, head_dim=32)
     model = read(tiny_config(family, layers=8, **sizes).to_dict(), "tiny", sequence_length=128)

@@ -142,12 +142,10 @@ def test_they_train_what_one_process_does(
     check(ranks.train(plan), ranks.plainly(plan), TOLERANCE["float64"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("layout", "attention"),
-    [
-        pytest.param("four unequal, three stages", "fused", marks=pytest.mark.exhaustive),
-        pytest.param("tp 2, then replicas", "explicit", marks=pytest.mark.exhaustive),
-    ],
+    [("four unequal, three stages", "fused"), ("tp 2, then replicas", "explicit")],
 )
 def test_documents_that_slices_cut_train_what_each_alone_does(
     ranks: Ranks, tmp_path: Path, layout: str, attention: str
