@@ -94,6 +94,12 @@ def flush() -> None:
         _write(path)
 
 
+def read_again(model: ModelSpec) -> None:
+    """Reads what another process has written of a model."""
+    path = _path(model)
+    _read[path] = {**read_entries(path), **_read.get(path, {})}
+
+
 @lru_cache(maxsize=64)
 def _path(model: ModelSpec) -> Path:
     digest = hashlib.sha256(digest_of_code((*SOURCES, f"models/{model.family}")))

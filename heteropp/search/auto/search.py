@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 
 from heteropp.description.plan import Plan
 from heteropp.description.profile import ProfileError
-from heteropp.search.auto.bound import step_bound_s
+from heteropp.search.auto.bound import BoundBeside, step_bound_s
 from heteropp.search.auto.climb import climb
 from heteropp.search.auto.expert_moves import spread_everywhere
 from heteropp.search.auto.freedom import Freedom, as_schedule
@@ -60,18 +61,23 @@ Seeds = tuple[list[Plan], list[Plan]]  # pipelines, and plans on skeletons
 
 def search(request: Request) -> Result:
     """The best plan found. Raises SearchError, or DoesNotFitError where none was found to fit."""
+    with BoundBeside(request) as bound:
+        return _search(request, bound)
+
+
+def _search(request: Request, bound: BoundBeside) -> Result:
     chips = request.cluster.world_size
     passes = PASSES if chips <= FEW_CHIPS else PASSES_OF_MANY
     most = passes * (MOST_TIMES if chips <= MANY else 1)
     trials = Trials(request, Freedom(request), Budget(passes, request.budget_s, most))
-    if not _found(trials, _seed):
+    if not _found(trials, partial(_seed, bound)):
         trials.freedom = replace(trials.freedom, spreads=True)
     if not _found(trials, _seed_experts):
         trials.freedom = replace(trials.freedom, cuts_short=True)
     if not _found(trials, _seed_parts) and not _found(trials, _seed_both):
         raise _no_plan(request)
     freedom = trials.freedom
-    bound_s = step_bound_s(request, freedom, request.cluster)
+    bound_s = bound.seconds(freedom)
     found = trials.ranked()
     varied = [*_unlike(found, VARIED, _stages), *_unlike(found, VARIED, _chips)]
     for trial in dict.fromkeys(varied):
@@ -107,10 +113,12 @@ def _found(trials: Trials, seed: Callable[[Trials, Request], None]) -> bool:
     return False
 
 
-def _seed(trials: Trials, request: Request) -> None:
+def _seed(bound: BoundBeside, trials: Trials, request: Request) -> None:
     """Tries seeds on all chips, then on fewer where they might be faster."""
     freedom = trials.freedom
     for plan in of_planners(request):
+        if request.cluster.world_size > MANY:
+            bound.begin(freedom)  # only now, as what the planner has traced is not traced again
         _try(plan, trials, AHEAD)  # no other planner's plan shall be faster, with its slack
     if trials.done:
         return
