@@ -27,7 +27,14 @@ def check(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess
 
 
 @NO_GPU
-@pytest.mark.parametrize("arguments", [(), ("--json",), ("--only", "builds")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        pytest.param(("--json",), marks=pytest.mark.long),
+        pytest.param(("--only", "builds"), marks=pytest.mark.long),
+    ],
+)
 def test_without_a_gpu_it_says_one_sentence(arguments: tuple[str, ...]) -> None:
     done = check(*arguments)
     assert (done.returncode, done.stdout) == (2, "")

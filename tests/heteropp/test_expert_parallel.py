@@ -262,7 +262,7 @@ MEASURED: dict[str, Callable[[HuggingFaceModel], Plan]] = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(MEASURED, 6, everyday=1))
+@pytest.mark.parametrize("name", sampled(MEASURED, 6))
 def test_a_peak_is_within_5_percent_below_the_predicted(chips: Ranks, name: str) -> None:
     check_memory(chips, MEASURED[name](balanced()))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from clusters import cluster_of, tiny_model
+from sampled import sampled
 from test_replan import first_plan
 
 from ditorch.chips import load_chip
@@ -66,7 +67,9 @@ print("done")
 """
 
 
-@pytest.mark.parametrize(("searches", "computes"), [(1, True), (3, True), (1, False)])
+@pytest.mark.parametrize(
+    ("searches", "computes"), sampled([(1, True), (3, True), (1, False)], 1, everyday=1)
+)
 def test_a_process_that_ends_during_a_search_ends_as_it_says(searches: int, computes: bool) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ENDS_EARLY.format(searches=searches, computes=computes)],

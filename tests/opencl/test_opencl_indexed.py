@@ -13,7 +13,7 @@ from training_step import losses
 @pytest.mark.parametrize(
     ("files", "chosen"),
     [
-        (["check_indexed.py"], "float32"),
+        pytest.param(["check_indexed.py"], "float32", marks=pytest.mark.long),
         pytest.param(["check_composed.py"], "", marks=pytest.mark.exhaustive),
         pytest.param(["check_indexed.py"], "", marks=pytest.mark.exhaustive),
     ],
