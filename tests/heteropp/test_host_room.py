@@ -16,6 +16,8 @@ from heteropp.cost.capacity import check_memory, fits
 from heteropp.cost.planned import rank_memory
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.plan import Plan, PlanError
+from heteropp.search.judge import ask
+from heteropp.search.planner import OPTIONS, Request
 
 
 def offloading() -> Plan:
@@ -68,3 +70,21 @@ def test_the_search_keeps_to_it_and_says_what_is_filled(tmp_path: Path) -> None:
     path.write_text(f"{entry}host_memory_bytes = {room_kib * 512}\n")
     said = searched()
     assert "8 o in 2" in said and "offloading fills" not in said
+
+
+def test_the_default_planner_says_whose_memory_lacks_least(tmp_path: Path) -> None:
+    """Chips have enough only where stages are offloaded, and at last not even then."""
+    cluster = read_cluster(write_cluster(tmp_path / "cluster.toml", ("a-mini", 2)))
+    whole = Request(cluster=cluster, model=tiny_model(8), global_batch=8, open=frozenset(OPTIONS))
+
+    def sentence(chip_bytes: int, host_bytes: int | None) -> str:
+        nodes = []
+        for node in cluster.nodes:
+            memory = replace(node.chip.memory, capacity_bytes=chip_bytes)
+            chip = replace(node.chip, memory=memory)
+            nodes.append(replace(node, chip=chip, host_memory_bytes=host_bytes))
+        return str(ask("auto", replace(whole, cluster=replace(cluster, nodes=tuple(nodes)))).error)
+
+    assert sentence(250_000, None) == "None"
+    assert re.search(r"offloading needs [\d.]+ KiB of host memory on", sentence(250_000, 1000))
+    assert re.search(r"stage \d needs [\d.]+ KiB on rank \d", sentence(100_000, 1000))

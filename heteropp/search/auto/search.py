@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 
+from heteropp.cost.capacity import lacking_bytes
+from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan
 from heteropp.description.profile import ProfileError
+from heteropp.description.used_chips import used_cluster
 from heteropp.search.auto.bound import BoundBeside, step_bound_s
 from heteropp.search.auto.climb import climb
 from heteropp.search.auto.expert_moves import spread_everywhere
@@ -264,8 +267,8 @@ def _chips(plan: Plan) -> Hashable:
 
 
 def _no_plan(request: Request) -> SearchError:
-    """Returns the exact planner's error, which knows the nearest plan: that of all chips or, where
-    no degrees use all, of fewer.
+    """Returns the error of a planner that knows the nearest plan: the exact one's, on all chips or,
+    where no degrees use all, on fewer; or zorse's, whose plans offload, where that lacks less.
     """
     free = replace(request, uneven_layers=True, stage_degrees=True)
     fewer = islice(smaller(request.cluster, lambda kept: 0.0), FEWER_CLUSTERS)
@@ -276,9 +279,22 @@ def _no_plan(request: Request) -> SearchError:
         except DoesNotFitError as error:
             if cluster is not request.cluster:
                 error.plan = replace(error.plan, members=cluster.members)
-            return error
+            return min([error, *_of_offloading(free)], key=partial(_lacking_bytes, request.cluster))
         except SearchError as error:
             errors.append(error)
         except ProfileError:
             continue  # a part of a node, say, of which nothing is measured
     return errors[0] if errors else SearchError("no plan that fits was found")
+
+
+def _of_offloading(request: Request) -> Iterator[DoesNotFitError]:
+    try:
+        planner("zorse")(request)
+    except DoesNotFitError as error:
+        yield error
+    except (SearchError, ProfileError):
+        pass
+
+
+def _lacking_bytes(cluster: Cluster, error: DoesNotFitError) -> tuple[int, int]:
+    return lacking_bytes(error.plan, used_cluster(error.plan, cluster))
