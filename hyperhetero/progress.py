@@ -15,6 +15,12 @@ from rich import progress
 from rich.console import Console
 
 SILENCE_S = 10.0  # between two lines, at most
+THREAD = "progress"  # the name of those that print lines
+
+
+def shows_progress(thread: threading.Thread) -> bool:
+    """Whether a thread does nothing but show progress: one of Lines, or of rich."""
+    return thread.name == THREAD or type(thread).__module__ == "rich.live"
 
 
 class Lines:
@@ -31,7 +37,7 @@ class Lines:
         """Begins to wait for silence."""
         if not self._console.is_terminal and self._thread is None:
             self._spoke_s = time.monotonic()
-            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread = threading.Thread(target=self._watch, name=THREAD, daemon=True)
             self._thread.start()
 
     def stop(self) -> None:

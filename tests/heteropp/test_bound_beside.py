@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
+import signal
+import subprocess
+import sys
 import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -17,6 +22,7 @@ from heteropp.search.auto.bound import BoundBeside, step_bound_s
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.judge import ask
 from heteropp.search.planner import OPTIONS, Request
+from hyperhetero.progress import Status
 
 
 def request_on(nodes: int, vocab: int) -> Request:
@@ -54,11 +60,7 @@ def test_it_is_the_same_whoever_computes_it(ends: str) -> None:
     request = request_on(1, vocab=80)
     freedom = Freedom(request)
     with BoundBeside(request) as bound:
-        if ends == "not begun":  # beside a thread's work there is no process
-            thread = threading.Thread(target=bound.begin, args=(freedom,))
-            thread.start()
-            thread.join()
-        else:
+        if ends != "not begun":
             bound.begin(Freedom(request, cuts_short=True) if ends == "of other plans" else freedom)
         children = multiprocessing.active_children()
         assert len(children) == (ends != "not begun")
@@ -68,13 +70,63 @@ def test_it_is_the_same_whoever_computes_it(ends: str) -> None:
     assert multiprocessing.active_children() == []
 
 
+def test_there_is_no_process_beside_threads_that_may_hold_locks() -> None:
+    request = request_on(1, vocab=80)
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    with BoundBeside(request) as bound, Status("searching"):  # whose thread holds none
+        bound.begin(Freedom(request))
+        assert multiprocessing.active_children() == []
+        done.set()
+        other.join()
+        bound.begin(Freedom(request))
+        assert len(multiprocessing.active_children()) == 1
+        assert bound.seconds(Freedom(request)) == bound_s(request)
+
+
 def test_in_a_daemon_there_is_no_process() -> None:
-    with multiprocessing.get_context("fork").Pool(1) as pool:  # its workers are daemons
-        request = request_on(1, vocab=80)
-        assert pool.apply(_bound_within, (request,)) == bound_s(request)
+    request = request_on(1, vocab=80)
+    context = multiprocessing.get_context("fork")
+    answer, sender = context.Pipe(duplex=False)
+    context.Process(target=_send_bound, args=(sender, request), daemon=True).start()
+    assert answer.recv() == bound_s(request)
 
 
-def _bound_within(request: Request) -> float:
+def _send_bound(sender: Connection, request: Request) -> None:
     with BoundBeside(request) as bound:
         bound.begin(Freedom(request))
-        return bound.seconds(Freedom(request))
+        sender.send(bound.seconds(Freedom(request)))
+
+
+@pytest.mark.parametrize("lacks", ["fork", "pipe"])
+def test_without_room_for_a_process_the_search_goes_on(
+    monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    def fails() -> None:
+        raise BlockingIOError("no room")
+
+    request = request_on(1, vocab=80)
+    monkeypatch.setattr(os, lacks, fails)
+    with BoundBeside(request) as bound:
+        bound.begin(Freedom(request))
+        assert bound.seconds(Freedom(request)) == bound_s(request)
+
+
+KILLED = """
+import os, signal, sys, time
+from heteropp.search.auto.bound import BoundBeside, beside
+
+beside.step_bound_s = lambda *_: time.sleep(60)
+bound = BoundBeside(None)
+bound.begin(None)
+print("begun", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_process_ends_with_one_that_is_killed() -> None:
+    """It has the same standard output, which is read to its end."""
+    command = [sys.executable, "-c", KILLED]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGKILL, "begun\n", "")

@@ -260,3 +260,12 @@ def test_a_file_that_is_not_what_it_says_is_as_good_as_none(tmp_path: Path) -> N
     blocked = tmp_path / "blocked"
     blocked.write_text("a file, where the folder would be")
     assert run(ENTRY, blocked) == ["7 1"]
+    again = (
+        ENTRY
+        + """
+for key in "abcdefgh" * 2:
+    trace_cache.get(model, key, lambda: made.append(1) or {"n": 7}, lambda entry: entry["n"])
+print(len(made))
+"""
+    )
+    assert run(again, blocked) == ["7 1", "9"]  # each entry is made once in a process

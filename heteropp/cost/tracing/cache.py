@@ -83,7 +83,7 @@ def get(model: ModelSpec, key: str, make: Callable[[], Any], use: Callable[[Any]
 def _write(path: Path) -> None:
     """Writes what is new to a file, in which stays what others wrote in the meantime."""
     new = _unwritten.pop(path, {})  # another thread may have written it meanwhile
-    _read[path] = {**read_entries(path), **new}
+    _read[path] = {**read_entries(path), **_read.get(path, {}), **new}
     write_entries(path, _read[path])
 
 

@@ -125,6 +125,7 @@ def _seed(bound: BoundBeside, trials: Trials, request: Request) -> None:
         _try(plan, trials, AHEAD)  # no other planner's plan shall be faster, with its slack
     if trials.done:
         return
+    bound.seconds(freedom)  # the bounds of fewer chips need the same traces
     made: dict = {}
     _try_seeds(_seeds(trials, request, made), trials, SEEDS)
     probed: list[tuple[float, int, Seeds]] = []
