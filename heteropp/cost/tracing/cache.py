@@ -83,7 +83,7 @@ def get(model: ModelSpec, key: str, make: Callable[[], Any], use: Callable[[Any]
 def _write(path: Path) -> None:
     """Writes what is new to a file, in which stays what others wrote in the meantime."""
     new = _unwritten.pop(path, {})  # another thread may have written it meanwhile
-    _read[path] = {**read_entries(path), **_read.get(path, {}), **new}
+    _read[path] = {**_known(path), **new}
     write_entries(path, _read[path])
 
 
@@ -97,7 +97,12 @@ def flush() -> None:
 def read_again(model: ModelSpec) -> None:
     """Reads what another process has written of a model."""
     path = _path(model)
-    _read[path] = {**read_entries(path), **_read.get(path, {})}
+    _read[path] = _known(path)
+
+
+def _known(path: Path) -> dict[str, Any]:
+    """Returns what a file has by now, and what this process knew of it."""
+    return {**read_entries(path), **_read.get(path, {})}
 
 
 @lru_cache(maxsize=64)

@@ -119,13 +119,15 @@ def _found(trials: Trials, seed: Callable[[Trials, Request], None]) -> bool:
 def _seed(bound: BoundBeside, trials: Trials, request: Request) -> None:
     """Tries seeds on all chips, then on fewer where they might be faster."""
     freedom = trials.freedom
+    many = request.cluster.world_size > MANY
     for plan in of_planners(request):
-        if request.cluster.world_size > MANY:
+        if many:
             bound.begin(freedom)  # only now, as what the planner has traced is not traced again
         _try(plan, trials, AHEAD)  # no other planner's plan shall be faster, with its slack
     if trials.done:
         return
-    bound.seconds(freedom)  # the bounds of fewer chips need the same traces
+    if many:
+        bound.seconds(freedom)  # the bounds of fewer chips need the same traces
     made: dict = {}
     _try_seeds(_seeds(trials, request, made), trials, SEEDS)
     probed: list[tuple[float, int, Seeds]] = []
@@ -269,7 +271,8 @@ def _chips(plan: Plan) -> Hashable:
 
 def _no_plan(request: Request) -> SearchError:
     """Returns the error of a planner that knows the nearest plan: the exact one's, on all chips or,
-    where no degrees use all, on fewer; or zorse's, whose plans offload, where that lacks less.
+    where no degrees use all, on fewer; or zorse's, whose plans offload, where that lacks less. Of
+    many chips zorse may take minutes, and is not asked.
     """
     free = replace(request, uneven_layers=True, stage_degrees=True)
     fewer = islice(smaller(request.cluster, lambda kept: 0.0), FEWER_CLUSTERS)
@@ -280,7 +283,8 @@ def _no_plan(request: Request) -> SearchError:
         except DoesNotFitError as error:
             if cluster is not request.cluster:
                 error.plan = replace(error.plan, members=cluster.members)
-            return min([error, *_of_offloading(free)], key=partial(_lacking_bytes, request.cluster))
+            others = _of_offloading(free) if request.cluster.world_size <= MANY else ()
+            return min([error, *others], key=partial(_lacking_bytes, request.cluster))
         except SearchError as error:
             errors.append(error)
         except ProfileError:
