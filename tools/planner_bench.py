@@ -27,7 +27,7 @@ from heteropp.search.grouping import UnitType, group_devices
 from heteropp.search.metis_table import table
 from heteropp.search.node_groups import NodeGroups
 from heteropp.search.planner import Request, Result, planner
-from hyperhetero.cli import CommandLine
+from hyperhetero.cli import CommandLine, output_file
 from hyperhetero.progress import Status
 
 # Table 7: (name, cluster, sequences of 4,096 tokens); Table 8: seconds
@@ -66,6 +66,12 @@ def main(
     helped: Annotated[
         bool, typer.Option("--helped", help="Plan them also with what should help: more, faster.")
     ] = False,
+    keep: Annotated[
+        Path | None,
+        output_file(
+            "--keep", help="Keep each random cluster's result here; go on from those kept."
+        ),
+    ] = None,
     published: Annotated[
         bool, typer.Option(help="The searches that times were published of.")
     ] = True,
@@ -80,11 +86,13 @@ def main(
     }
     if not published:
         parts = {}
-    if clusters:
-        parts["random clusters"] = lambda: random_clusters.rows(clusters, seed, longer_s, helped)
     rows: list[Row] = []
     watch = Watch()
     with Status("searching") as status:
+        if clusters:
+            parts["random clusters"] = lambda: random_clusters.rows(
+                clusters, seed, longer_s, helped, keep, status.update
+            )
         for name, part in parts.items():
             status.update(f"searching: {name}")
             watch.spin()

@@ -6,12 +6,15 @@ the steps that every other planner, the exact one with its options, and a longer
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
+import typer
 from evidence import Row, row
 
 from ditorch.chips import ChipSpec, load_chip
@@ -38,12 +41,13 @@ class Found:
     """What was found for one request that has a plan."""
 
     seed: int
+    longer_s: float  # that the longer search was given
     step_s: float
     search_s: float
     gap: float  # to the bound, relative
     best_s: float  # of any search
     beaten: bool  # by another planner or a runner-up
-    worse: float  # step with what should help, over that without
+    worse: float | None  # step with what should help, over that without; None: not searched
     few_chips: bool
 
     @property
@@ -52,17 +56,34 @@ class Found:
         return self.step_s / self.best_s - 1
 
 
-def rows(count: int, seed: int, longer_s: float, helped: bool) -> list[Row]:
+def rows(
+    count: int,
+    seed: int,
+    longer_s: float,
+    helped: bool,
+    keep: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Row]:
     """Draws clusters until so many have a plan.
 
     longer_s: of the longer search on each, by the clock. helped: search also with what should help.
+    keep: a file that gets a line for each cluster as it is done; a run that was cut off goes on
+    from it. say: is told how far this is.
     """
+    known = {} if keep is None else _kept(keep, longer_s, helped)
     found: list[Found] = []
     for number in range(seed, seed + 4 * count):  # some have no plan
         if len(found) == count:
             break
-        if one := measured(number, longer_s, helped):
-            found.append(one)
+        behind = f", worst {100 * max(one.behind for one in found):.2f} % behind" if found else ""
+        say(f"{len(found)} of {count} random clusters, seed {number}{behind}")
+        one = known.get(number) or measured(number, longer_s, helped)
+        if one is None:
+            continue
+        found.append(one)
+        if keep is not None and number not in known:
+            with keep.open("a") as file:
+                file.write(json.dumps(asdict(one)) + "\n")
     if not found:
         return []
     behind = 100 * statistics.median(one.behind for one in found)
@@ -86,10 +107,22 @@ def rows(count: int, seed: int, longer_s: float, helped: bool) -> list[Row]:
         name_quick = f"{name}: default search of {FEW_CHIPS} chips or fewer, median"
         result.append(row(name_quick, "s", statistics.median(quick)))
     if helped:
-        last = max(found, key=lambda one: one.worse)
-        name_worse = f"{name}: step longer with what helps, worst (seed {last.seed})"
-        result.append(row(name_worse, "%", 100 * (last.worse - 1), bar=0.5))
+        worse, worst_seed = max((one.worse or 1.0, one.seed) for one in found)
+        name_worse = f"{name}: step longer with what helps, worst (seed {worst_seed})"
+        result.append(row(name_worse, "%", 100 * (worse - 1), bar=0.5))
     return result
+
+
+def _kept(file: Path, longer_s: float, helped: bool) -> dict[int, Found]:
+    """What an earlier run found with the same options, by seed."""
+    if not file.exists():
+        return {}
+    try:
+        found = [Found(**json.loads(line)) for line in file.read_text().splitlines()]
+    except (ValueError, TypeError):
+        raise typer.BadParameter(f"{file} is no file of results that --keep has written") from None
+    same = (f for f in found if f.longer_s == longer_s and (f.worse is not None) == helped)
+    return {one.seed: one for one in same}
 
 
 def drawn(seed: int) -> Request:
@@ -126,12 +159,13 @@ def measured(seed: int, longer_s: float, helped: bool) -> Found | None:
     after = [step_s(ask("auto", change(request), 1)) for change in helps]
     return Found(
         seed=seed,
+        longer_s=longer_s,
         step_s=own_s,
         search_s=search_s,
         gap=own_s / verdict.result.lower_bound_s - 1,
         best_s=min([own_s, longer, *others]),
         beaten=min(others, default=INFINITE) < own_s,
-        worse=max(after, default=own_s) / own_s,
+        worse=max(after) / own_s if after else None,
         few_chips=request.cluster.world_size <= FEW_CHIPS,
     )
 
