@@ -126,6 +126,19 @@ def test_a_chip_that_holds_up_the_others_stays_idle_and_the_answer_says_so() -> 
     assert "1 chip stays idle (c-mini-0/0)" in note
 
 
+@pytest.mark.long
+def test_little_memory_is_not_spent_on_large_micro_batches() -> None:
+    nodes = [Node("v100", load_chip("v100"), range(8)), Node("b200", load_chip("b200"), range(1))]
+    request = Request(
+        cluster=Cluster("nine chips", in_order(nodes)),
+        model=read_model("zorse-b-llama-13b"),
+        global_batch=128,
+        open=OPEN,
+    )
+    plan = ask("auto", request, 1).best.plan
+    assert not any(stage.recompute for stage in plan.pipelines[0].stages)
+
+
 def eight_chips_behind_slow_nics(**changes) -> tuple[Request, Plan]:
     """A request, and a plan for it that offloads activations of all layers to the hosts.
 

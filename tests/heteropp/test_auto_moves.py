@@ -107,6 +107,19 @@ def test_a_stage_goes_elsewhere() -> None:
     assert ((4,), (2, 3), (1,), (0,)) in orders  # the two change places
 
 
+def test_smaller_micro_batches_leave_room_to_compute_nothing_again() -> None:
+    plan = pipeline_of((0, 1), (2,))
+    for again in (True, False):
+        stages = [replace(stage, recompute=again) for stage in plan.pipelines[0].stages]
+        found = neighbouring(with_stages(plan, 0, stages))
+        ways = [
+            tuple(stage.recompute for stage in p.pipelines[0].stages)
+            for p in found
+            if p.micro_batch == 1 and p.pipelines[0].micro_batches == 8
+        ]
+        assert sorted(ways) == [(False, False), (True, True)][: 1 + again]
+
+
 def test_ministages_are_offloaded_instead_of_computed_again() -> None:
     plan = pipeline_of((0, 1), (2,))
     for ministages in (1, 2):

@@ -134,14 +134,22 @@ def _rows(cut: bool, stage: Stage) -> Stage:
 
 
 def _sizes(plan: Plan) -> Iterator[Plan]:
-    """Micro-batches twice or half as large, and the other way round as many."""
+    """Micro-batches twice or half as large, and the other way round as many; or smaller ones that
+    leave room to keep all activations, in place of computing some again.
+    """
     if all(pipeline.micro_batches % 2 == 0 for pipeline in plan.pipelines):
         larger = with_each(
             plan, lambda stage: shared(stage, [2 * r.batch_share for r in stage.replicas])
         )
         yield _counted(replace(larger, micro_batch=2 * plan.micro_batch), 0.5)
-    if smaller := _half_as_large(plan):
+    smaller = _half_as_large(plan)
+    if smaller:
         yield smaller
+    while smaller:
+        keeping = with_each(smaller, partial(_again, (False, False)))
+        if keeping != smaller:
+            yield keeping
+        smaller = _half_as_large(smaller)
 
 
 def _half_as_large(plan: Plan) -> Plan | None:

@@ -28,7 +28,15 @@ from heteropp.search.auto.seeds import (
     of_spread,
     on_skeletons,
 )
-from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, ranks_of, renumbered
+from heteropp.search.auto.trials import (
+    WORTH_MORE,
+    Budget,
+    Draft,
+    Trial,
+    Trials,
+    ranks_of,
+    renumbered,
+)
 from heteropp.search.judge import AHEAD
 from heteropp.search.planner import (
     Candidate,
@@ -39,7 +47,7 @@ from heteropp.search.planner import (
     planner,
 )
 
-PASSES = 1_200_000  # of micro-batches through replicas, played in all simulations together
+PASSES = 2_400_000  # of micro-batches through replicas, played in all simulations together
 PASSES_OF_MANY = 600_000  # where chips are so many that each simulation takes long
 MOST_TIMES = 4  # as many passes, where plans still get faster when they are spent
 FEW_CHIPS = 64  # chips, up to which the search may take the more passes
@@ -50,7 +58,7 @@ CLUSTERS = 4  # of these that look best
 FEWER_SEEDS = 12  # on each of them
 VARIED = 12  # seeds of unlike stages, and on unlike chips, each tried under every schedule
 SEEDS_CLIMBED = 8  # those of unlike stages, and those on unlike chips
-CLIMBS = 24  # local searches, at most, from plans of another kind than those climbed before
+CLIMBS = 24  # in vain, at most, from plans of another kind than those climbed before
 REORDERED_CLIMBS = 8  # then from those that only have their stages in another order
 MOST_CLIMBS = 100  # of either, where the clock is the limit
 CLOSE = 1.15  # times the best: where such a search may begin
@@ -92,7 +100,8 @@ def _search(request: Request, bound: BoundBeside) -> Result:
             _try(other, trials)
     found = trials.ranked()
     starts = [*_unlike(found, SEEDS_CLIMBED, _stages), *_unlike(found, SEEDS_CLIMBED, _chips)]
-    _climb_unlike(trials, dict.fromkeys(starts))
+    for hasty in (True, False):  # the second time there may be little left of the budget
+        _climb_unlike(trials, dict.fromkeys(starts), hasty)
     ranked = trials.ranked()
     best, *others = _unlike(ranked, 1 + RUNNERS_UP, _stages)
     all_used_s = next((t.step_s for t in ranked if t.plan.members is None), None)
@@ -209,24 +218,36 @@ def _try(plan: Plan, trials: Trials, ahead: Sequence[int] = (1,)) -> float:
     return found.step_s
 
 
-def _climb_unlike(trials: Trials, starts: Iterable[Trial]) -> None:
+def _climb_unlike(trials: Trials, starts: Iterable[Trial], hasty: bool) -> None:
     """Climbs from some trials, then from plans that are about as fast as the best, and unlike
-    those climbed before.
+    those climbed before, until so many climbs in turn have found nothing faster.
     """
     climbed: list[Plan] = []
     for trial in starts:
-        climbed += trial.draft.plan, climb(trial, trials).draft.plan
+        climbed += trial.draft.plan, climb(trial, trials, hasty).draft.plan
     clocked = trials.request.budget_s is not None
-    for kind, most in ((_kind, CLIMBS), (_order, REORDERED_CLIMBS)):
-        known = set(map(kind, climbed))
-        for _ in range(MOST_CLIMBS if clocked else most):
-            start = next((d for d in trials.drafts(CLOSE) if kind(d.plan) not in known), None)
-            if start is None or trials.budget.spent:
-                break
-            known.add(kind(start.plan))
-            if found := trials.try_(start):
-                climbed += start.plan, climb(found, trials).draft.plan
-                known |= set(map(kind, climbed[-2:]))
+    ways = ((_kind, CLIMBS), (_order, REORDERED_CLIMBS))
+    limits = [(of, MOST_CLIMBS if clocked else most) for of, most in ways]
+    while any(_climb_more(trials, climbed, hasty, *limit) for limit in limits):
+        pass
+
+
+def _climb_more(
+    trials: Trials, climbed: list[Plan], hasty: bool, of: Callable[[Plan], Hashable], most: int
+) -> bool:
+    """Climbs from plans that are unlike those climbed; returns whether one led to a faster plan."""
+    best_s, known = trials.best_s, set(map(of, climbed))
+    for _ in range(most):
+        start = next((d for d in trials.drafts(CLOSE) if of(d.plan) not in known), None)
+        if start is None or trials.budget.spent:
+            break
+        known.add(of(start.plan))
+        if found := trials.try_(start):
+            climbed += start.plan, climb(found, trials, hasty).draft.plan
+            known |= set(map(of, climbed[-2:]))
+        if trials.best_s < best_s * (1 - WORTH_MORE):
+            return True
+    return False
 
 
 def _kind(plan: Plan) -> Hashable:
