@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def run(keep: Path, longer_s: float = 1.0) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 def test_a_kept_cluster_is_not_searched_again(tmp_path: Path) -> None:
-    keep = tmp_path / "kept.jsonl"
+    keep = tmp_path / "a folder" / "kept.jsonl"
     first = run(keep)
     (line,) = keep.read_text().splitlines()
     kept = {**json.loads(line), "step_s": 0.5, "best_s": 0.4}  # which no search finds
@@ -37,12 +38,21 @@ def test_a_kept_cluster_is_not_searched_again(tmp_path: Path) -> None:
     assert len(keep.read_text().splitlines()) == 2
 
 
-def test_a_file_of_something_else_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["steps: 3\n", '{"seed": 8007, "step_s": "0.5"}\n'])
+def test_a_file_of_something_else_is_named(tmp_path: Path, content: str) -> None:
     other = tmp_path / "other.jsonl"
-    other.write_text("steps: 3\n")
+    other.write_text(content)
     found = run(other)
     assert found.returncode == 2
-    (sentence,) = [line for line in found.stderr.splitlines() if "searching" not in line]
+    (sentence,) = found.stderr.splitlines()
     assert str(other) in sentence
     assert "--keep" in sentence
-    assert other.read_text() == "steps: 3\n"
+    assert other.read_text() == content
+
+
+def test_a_pipe_keeps_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    found = run(tmp_path / "pipe")
+    assert found.returncode == 2
+    (sentence,) = found.stderr.splitlines()
+    assert "no regular file" in sentence

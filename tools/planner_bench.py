@@ -69,7 +69,10 @@ def main(
     keep: Annotated[
         Path | None,
         output_file(
-            "--keep", help="Keep each random cluster's result here; go on from those kept."
+            "--keep",
+            help="Keep the result of each random cluster that has a plan here, and take those from"
+            " here that were found with the same --longer-s and --helped. Begin a new file when a"
+            " planner has changed.",
         ),
     ] = None,
     published: Annotated[
@@ -86,12 +89,13 @@ def main(
     }
     if not published:
         parts = {}
+    kept = random_clusters.Kept(keep) if keep else None
     rows: list[Row] = []
     watch = Watch()
     with Status("searching") as status:
         if clusters:
             parts["random clusters"] = lambda: random_clusters.rows(
-                clusters, seed, longer_s, helped, keep, status.update
+                clusters, seed, longer_s, helped, kept, status.update
             )
         for name, part in parts.items():
             status.update(f"searching: {name}")

@@ -6,22 +6,23 @@ the steps that every other planner, the exact one with its options, and a longer
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
 from evidence import Row, row
+from pydantic import TypeAdapter, ValidationError
 
 from ditorch.chips import ChipSpec, load_chip
 from heteropp.description.cluster import Cluster, Node, in_order
 from heteropp.description.model import read_model
 from heteropp.search.judge import Verdict, ask
 from heteropp.search.planner import OPTIONS, PLANNERS, Request
+from hyperhetero.output import write_file
 
 CHIPS = (
     *("a", "a100", "a100-40gb", "a10g", "b", "b200", "c", "d", "gh200", "h100-nvl", "h20", "h800"),
@@ -55,35 +56,69 @@ class Found:
         """How much longer the step is than the best found, relative."""
         return self.step_s / self.best_s - 1
 
+    @property
+    def longer_with_help(self) -> float:
+        """How much longer the step is with what should help, relative; 0 where that is unknown."""
+        return (self.worse or 1.0) - 1
+
+
+FOUND = TypeAdapter(Found)
+
+
+class Kept:
+    """A file with a line for each cluster that is done, from which a later run goes on."""
+
+    def __init__(self, file: Path) -> None:
+        """Reads what earlier runs have kept, if any. Raises typer.BadParameter."""
+        self._file = file
+        if file.exists() and not file.is_file():
+            raise typer.BadParameter(f"{file} is no regular file, in which results can be kept")
+        lines = file.read_bytes().splitlines() if file.exists() else []
+        try:
+            self._found = [FOUND.validate_json(line, strict=True) for line in lines]
+        except ValidationError:
+            problem = f"{file} is no file of results that --keep has written"
+            raise typer.BadParameter(problem) from None
+
+    def get(self, seed: int, longer_s: float, helped: bool) -> Found | None:
+        """Returns what was found for a cluster with those options, or None."""
+        for one in self._found:
+            if (one.seed, one.longer_s) == (seed, longer_s) and (one.worse or not helped):
+                return one
+        return None
+
+    def add(self, found: Found) -> None:
+        """Writes one more; the file is there whole at any time."""
+        self._found.append(found)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(self._file, b"".join(FOUND.dump_json(one) + b"\n" for one in self._found))
+
 
 def rows(
     count: int,
     seed: int,
     longer_s: float,
     helped: bool,
-    keep: Path | None = None,
+    kept: Kept | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
     """Draws clusters until so many have a plan.
 
     longer_s: of the longer search on each, by the clock. helped: search also with what should help.
-    keep: a file that gets a line for each cluster as it is done; a run that was cut off goes on
-    from it. say: is told how far this is.
+    kept: results that are taken from there, and go there. say: is told how far this is.
     """
-    known = {} if keep is None else _kept(keep, longer_s, helped)
     found: list[Found] = []
     for number in range(seed, seed + 4 * count):  # some have no plan
         if len(found) == count:
             break
-        behind = f", worst {100 * max(one.behind for one in found):.2f} % behind" if found else ""
-        say(f"{len(found)} of {count} random clusters, seed {number}{behind}")
-        one = known.get(number) or measured(number, longer_s, helped)
+        say(_so_far(found, count))
+        one = kept.get(number, longer_s, helped) if kept else None
         if one is None:
-            continue
-        found.append(one)
-        if keep is not None and number not in known:
-            with keep.open("a") as file:
-                file.write(json.dumps(asdict(one)) + "\n")
+            one = measured(number, longer_s, helped)
+            if one and kept:
+                kept.add(one)
+        if one:
+            found.append(one)
     if not found:
         return []
     behind = 100 * statistics.median(one.behind for one in found)
@@ -107,22 +142,18 @@ def rows(
         name_quick = f"{name}: default search of {FEW_CHIPS} chips or fewer, median"
         result.append(row(name_quick, "s", statistics.median(quick)))
     if helped:
-        worse, worst_seed = max((one.worse or 1.0, one.seed) for one in found)
-        name_worse = f"{name}: step longer with what helps, worst (seed {worst_seed})"
-        result.append(row(name_worse, "%", 100 * (worse - 1), bar=0.5))
+        last = max(found, key=lambda one: one.longer_with_help)
+        name_worse = f"{name}: step longer with what helps, worst (seed {last.seed})"
+        result.append(row(name_worse, "%", 100 * last.longer_with_help, bar=0.5))
     return result
 
 
-def _kept(file: Path, longer_s: float, helped: bool) -> dict[int, Found]:
-    """What an earlier run found with the same options, by seed."""
-    if not file.exists():
-        return {}
-    try:
-        found = [Found(**json.loads(line)) for line in file.read_text().splitlines()]
-    except (ValueError, TypeError):
-        raise typer.BadParameter(f"{file} is no file of results that --keep has written") from None
-    same = (f for f in found if f.longer_s == longer_s and (f.worse is not None) == helped)
-    return {one.seed: one for one in same}
+def _so_far(found: list[Found], count: int) -> str:
+    said = f"searching: {len(found)} of {count} random clusters are done"
+    if not found:
+        return said
+    worst = 100 * max(one.behind for one in found)
+    return f"{said}, the worst step is {worst:.2f} % behind the best found"
 
 
 def drawn(seed: int) -> Request:

@@ -136,7 +136,24 @@ def test_little_memory_is_not_spent_on_large_micro_batches() -> None:
         open=OPEN,
     )
     plan = ask("auto", request, 1).best.plan
-    assert not any(stage.recompute for stage in plan.pipelines[0].stages)
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    assert not any(stage.recompute or stage.selective_recompute for stage in stages)
+
+
+@pytest.mark.long
+def test_a_longer_search_finds_hardly_faster_plans() -> None:
+    nodes = []
+    for name, count, speed in (("a", 4, 0.74e9), ("a100-40gb", 1, 2.6e9)):
+        chip = load_chip(name)
+        chip = replace(chip, links=replace(chip.links, nic_bytes_per_s=speed))
+        nodes += [Node(name, chip, range(1))] * count
+    request = Request(
+        cluster=Cluster("five chips", in_order(nodes)),
+        model=read_model("autohet-llama-6.7b"),
+        global_batch=128,
+        open=OPEN,
+    )
+    assert step_s(request) <= 1.03 * step_s(replace(request, budget_s=15.0))
 
 
 def eight_chips_behind_slow_nics(**changes) -> tuple[Request, Plan]:

@@ -110,14 +110,24 @@ def test_a_stage_goes_elsewhere() -> None:
 def test_smaller_micro_batches_leave_room_to_compute_nothing_again() -> None:
     plan = pipeline_of((0, 1), (2,))
     for again in (True, False):
-        stages = [replace(stage, recompute=again) for stage in plan.pipelines[0].stages]
-        found = neighbouring(with_stages(plan, 0, stages))
-        ways = [
-            tuple(stage.recompute for stage in p.pipelines[0].stages)
-            for p in found
-            if p.micro_batch == 1 and p.pipelines[0].micro_batches == 8
+        stages = [
+            replace(
+                stage,
+                recompute=again,
+                replicas=tuple(replace(replica, batch_share=4) for replica in stage.replicas),
+            )
+            for stage in plan.pipelines[0].stages
         ]
-        assert sorted(ways) == [(False, False), (True, True)][: 1 + again]
+        larger = with_stages(replace(plan, micro_batch=4), 0, stages)
+        pipeline = replace(larger.pipelines[0], micro_batches=2)
+        found = neighbouring(replace(larger, pipelines=(pipeline,)))
+        ways = {
+            (p.micro_batch, p.pipelines[0].micro_batches, p.pipelines[0].stages[0].recompute)
+            for p in found
+            if len({stage.recompute for stage in p.pipelines[0].stages}) == 1
+        }
+        expected = {(2, 4, False), (2, 4, again), (1, 8, False) if again else (2, 4, False)}
+        assert {way for way in ways if way[0] < 4} == expected
 
 
 def test_ministages_are_offloaded_instead_of_computed_again() -> None:

@@ -9,15 +9,18 @@ from heteropp.search.auto.moves import SLACK, neighbours
 from heteropp.search.auto.trials import Draft, Trial, Trials
 
 LEAST_GAIN = 1e-4  # relative; less is not worth another round
-PATIENCE = 20  # neighbours of a kind that a hasty climb simulates in vain, behind the best plan
-BEHIND = 1.06  # times the best plan's step: where it is
+BEHIND = 1.06  # times the best step: a plan that takes longer is behind
+PATIENCE = (
+    20  # simulations in vain after which a hasty climb that is behind tries no more of a kind
+)
 
 
 def climb(trial: Trial, trials: Trials, hasty: bool) -> Trial:
-    """Returns a trial of which no neighbour is faster, or the best one when the budget ends.
+    """Returns the last of a row of trials, each a faster neighbour of the one before: no neighbour
+    of that is faster, as far as they were tried, or the budget is spent.
 
-    The kind of neighbour that has just helped is asked again first. hasty: try few neighbours of
-    each kind while this is behind the best plan known.
+    The kind of neighbour that has just helped is asked again first. hasty: few neighbours of each
+    kind are tried while this is behind the best plan known.
     """
     best, first = trial, 0
     while not trials.budget.spent:
@@ -37,7 +40,10 @@ def climb(trial: Trial, trials: Trials, hasty: bool) -> Trial:
 def _faster(
     drafts: Iterable[Draft], best: Trial, trials: Trials, cutoff_s: float, most: float
 ) -> Trial | None:
-    """Returns the first draft that is faster, of those before so many were simulated in vain."""
+    """Returns the trial of the first draft that is faster than the best.
+
+    most: simulations in vain after which no more drafts are tried.
+    """
     begun_at = trials.simulated
     for draft in drafts:
         found = trials.try_(draft, cutoff_s)

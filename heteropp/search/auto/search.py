@@ -58,9 +58,9 @@ CLUSTERS = 4  # of these that look best
 FEWER_SEEDS = 12  # on each of them
 VARIED = 12  # seeds of unlike stages, and on unlike chips, each tried under every schedule
 SEEDS_CLIMBED = 8  # those of unlike stages, and those on unlike chips
-CLIMBS = 24  # in vain, at most, from plans of another kind than those climbed before
-REORDERED_CLIMBS = 8  # then from those that only have their stages in another order
-MOST_CLIMBS = 100  # of either, where the clock is the limit
+CLIMBS = 24  # local searches in vain, at most, from plans of another kind than those climbed before
+REORDERED_CLIMBS = 8  # the same, from plans that only have their stages in another order
+MOST_CLIMBS = 100  # the same of either, where the clock is the limit
 CLOSE = 1.15  # times the best: where such a search may begin
 LEAST_MINISTAGES = 2  # where a named schedule interleaves them
 NEAR = 1.2  # times the best so far: a seed that slack may make the best
@@ -100,7 +100,8 @@ def _search(request: Request, bound: BoundBeside) -> Result:
             _try(other, trials)
     found = trials.ranked()
     starts = [*_unlike(found, SEEDS_CLIMBED, _stages), *_unlike(found, SEEDS_CLIMBED, _chips)]
-    for hasty in (True, False):  # the second time there may be little left of the budget
+    # All starts get a hasty climb before any gets a thorough one, which may take all of the budget.
+    for hasty in (True, False):
         _climb_unlike(trials, dict.fromkeys(starts), hasty)
     ranked = trials.ranked()
     best, *others = _unlike(ranked, 1 + RUNNERS_UP, _stages)
@@ -220,31 +221,39 @@ def _try(plan: Plan, trials: Trials, ahead: Sequence[int] = (1,)) -> float:
 
 def _climb_unlike(trials: Trials, starts: Iterable[Trial], hasty: bool) -> None:
     """Climbs from some trials, then from plans that are about as fast as the best, and unlike
-    those climbed before, until so many climbs in turn have found nothing faster.
+    those climbed before, until many climbs in turn have found nothing faster.
     """
     climbed: list[Plan] = []
     for trial in starts:
         climbed += trial.draft.plan, climb(trial, trials, hasty).draft.plan
     clocked = trials.request.budget_s is not None
-    ways = ((_kind, CLIMBS), (_order, REORDERED_CLIMBS))
-    limits = [(of, MOST_CLIMBS if clocked else most) for of, most in ways]
-    while any(_climb_more(trials, climbed, hasty, *limit) for limit in limits):
+    while _climb_more(trials, climbed, _kind, MOST_CLIMBS if clocked else CLIMBS, hasty) or (
+        _climb_more(trials, climbed, _order, MOST_CLIMBS if clocked else REORDERED_CLIMBS, hasty)
+    ):
         pass
 
 
 def _climb_more(
-    trials: Trials, climbed: list[Plan], hasty: bool, of: Callable[[Plan], Hashable], most: int
+    trials: Trials,
+    climbed: list[Plan],
+    unlike: Callable[[Plan], Hashable],
+    most: int,
+    hasty: bool,
 ) -> bool:
-    """Climbs from plans that are unlike those climbed; returns whether one led to a faster plan."""
-    best_s, known = trials.best_s, set(map(of, climbed))
+    """Climbs from plans that are unlike those climbed, and adds these and the plans found to them.
+    Returns whether one of them is faster than the best before, by so much that it matters.
+
+    unlike: gives that in which plans have to differ. most: starts that are tried.
+    """
+    best_s, known = trials.best_s, set(map(unlike, climbed))
     for _ in range(most):
-        start = next((d for d in trials.drafts(CLOSE) if of(d.plan) not in known), None)
+        start = next((d for d in trials.drafts(CLOSE) if unlike(d.plan) not in known), None)
         if start is None or trials.budget.spent:
             break
-        known.add(of(start.plan))
+        known.add(unlike(start.plan))
         if found := trials.try_(start):
             climbed += start.plan, climb(found, trials, hasty).draft.plan
-            known |= set(map(of, climbed[-2:]))
+            known |= set(map(unlike, climbed[-2:]))
         if trials.best_s < best_s * (1 - WORTH_MORE):
             return True
     return False
