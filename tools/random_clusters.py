@@ -15,7 +15,7 @@ from pathlib import Path
 
 import typer
 from evidence import Row, row
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ditorch.chips import ChipSpec, load_chip
 from heteropp.description.cluster import Cluster, Node, in_order
@@ -41,6 +41,7 @@ INFINITE = float("inf")
 class Found:
     """What was found for one request that has a plan."""
 
+    __pydantic_config__ = ConfigDict(ser_json_inf_nan="constants")
     seed: int
     longer_s: float  # that the longer search was given
     step_s: float
@@ -99,8 +100,8 @@ def rows(
     seed: int,
     longer_s: float,
     helped: bool,
-    kept: Kept | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    kept: Kept | None,
+    say: Callable[[str], None],
 ) -> list[Row]:
     """Draws clusters until so many have a plan.
 

@@ -10,9 +10,7 @@ from heteropp.search.auto.trials import Draft, Trial, Trials
 
 LEAST_GAIN = 1e-4  # relative; less is not worth another round
 BEHIND = 1.06  # times the best step: a plan that takes longer is behind
-PATIENCE = (
-    20  # simulations in vain after which a hasty climb that is behind tries no more of a kind
-)
+PATIENCE = 20  # simulations of one kind of neighbour, in vain, in a hasty climb that is behind
 
 
 def climb(trial: Trial, trials: Trials, hasty: bool) -> Trial:
