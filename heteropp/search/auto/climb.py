@@ -18,21 +18,43 @@ def climb(trial: Trial, trials: Trials, hasty: bool) -> Trial:
     of that is faster, as far as they were tried, or the budget is spent.
 
     The kind of neighbour that has just helped is asked again first. hasty: few neighbours of each
-    kind are tried while this is behind the best plan known.
+    kind are tried while this is behind the best plan known. Where another climb has been before,
+    and left out no neighbour from there on, this one ends as that did.
     """
     best, first = trial, 0
-    while not trials.budget.spent:
-        kinds = neighbours(best.draft, trials.freedom)
-        order = [*range(first, len(kinds)), *range(first)]
+    passed = [trial.draft]  # since a neighbour was last left out
+    while not trials.budget.spent and best.draft not in trials.optima:
         most = PATIENCE if hasty and best.step_s > BEHIND * trials.best_s else math.inf
-        for kind in order:
-            cutoff_s = math.inf if kind == SLACK else best.step_s * (1 - LEAST_GAIN)
-            if better := _faster(kinds[kind], best, trials, cutoff_s, most):
-                best, first = better, kind
-                break
+        better, kind, left_out = _next(best, first, trials, most)
+        if left_out:
+            passed = []
+        if better:
+            best, first = better, kind
+            passed.append(best.draft)
+        elif left_out or trials.budget.spent:
+            return best
         else:
-            break
+            trials.optima[best.draft] = best
+    if optimum := trials.optima.get(best.draft):
+        trials.optima |= dict.fromkeys(passed, optimum)
+        return optimum
     return best
+
+
+def _next(best: Trial, first: int, trials: Trials, most: float) -> tuple[Trial | None, int, bool]:
+    """Returns a faster neighbour, if one is found, its kind, and whether any were left out before.
+
+    first: the kind that is asked first. most: simulations in vain of each kind.
+    """
+    kinds = neighbours(best.draft, trials.freedom)
+    left_out = False
+    for kind in (*range(first, len(kinds)), *range(first)):
+        cutoff_s = math.inf if kind == SLACK else best.step_s * (1 - LEAST_GAIN)
+        begun_at = trials.simulated
+        if better := _faster(kinds[kind], best, trials, cutoff_s, most):
+            return better, kind, left_out
+        left_out = left_out or trials.simulated - begun_at >= most
+    return None, first, left_out
 
 
 def _faster(

@@ -14,11 +14,11 @@ from heteropp.description.plan import Plan
 from heteropp.description.profile import ProfileError
 from heteropp.description.used_chips import used_cluster
 from heteropp.search.auto.bound import BoundBeside, step_bound_s
-from heteropp.search.auto.climb import climb
 from heteropp.search.auto.expert_moves import spread_everywhere
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.idle import smaller, why_idle
 from heteropp.search.auto.moves import and_balanced, schedules
+from heteropp.search.auto.restarts import climb_all
 from heteropp.search.auto.seeds import (
     MANY,
     chains,
@@ -29,7 +29,6 @@ from heteropp.search.auto.seeds import (
     on_skeletons,
 )
 from heteropp.search.auto.trials import (
-    WORTH_MORE,
     Budget,
     Draft,
     Trial,
@@ -58,10 +57,6 @@ CLUSTERS = 4  # of these that look best
 FEWER_SEEDS = 12  # on each of them
 VARIED = 12  # seeds of unlike stages, and on unlike chips, each tried under every schedule
 SEEDS_CLIMBED = 8  # those of unlike stages, and those on unlike chips
-CLIMBS = 24  # local searches in vain, at most, from plans of another kind than those climbed before
-REORDERED_CLIMBS = 8  # the same, from plans that only have their stages in another order
-MOST_CLIMBS = 100  # the same of either, where the clock is the limit
-CLOSE = 1.15  # times the best: where such a search may begin
 LEAST_MINISTAGES = 2  # where a named schedule interleaves them
 NEAR = 1.2  # times the best so far: a seed that slack may make the best
 FAR = 1.5  # times the best so far: a seed of which memory is not asked
@@ -100,9 +95,7 @@ def _search(request: Request, bound: BoundBeside) -> Result:
             _try(other, trials)
     found = trials.ranked()
     starts = [*_unlike(found, SEEDS_CLIMBED, _stages), *_unlike(found, SEEDS_CLIMBED, _chips)]
-    # All starts get a hasty climb before any gets a thorough one, which may take all of the budget.
-    for hasty in (True, False):
-        _climb_unlike(trials, dict.fromkeys(starts), hasty)
+    climb_all(trials, starts)
     ranked = trials.ranked()
     best, *others = _unlike(ranked, 1 + RUNNERS_UP, _stages)
     all_used_s = next((t.step_s for t in ranked if t.plan.members is None), None)
@@ -217,57 +210,6 @@ def _try(plan: Plan, trials: Trials, ahead: Sequence[int] = (1,)) -> float:
         slack = filter(None, (trials.try_(Draft(plan, more)) for more in ahead))
         return min(trial.step_s for trial in (found, *slack))
     return found.step_s
-
-
-def _climb_unlike(trials: Trials, starts: Iterable[Trial], hasty: bool) -> None:
-    """Climbs from some trials, then from plans that are about as fast as the best, and unlike
-    those climbed before, until many climbs in turn have found nothing faster.
-    """
-    climbed: list[Plan] = []
-    for trial in starts:
-        climbed += trial.draft.plan, climb(trial, trials, hasty).draft.plan
-    clocked = trials.request.budget_s is not None
-    while _climb_more(trials, climbed, _kind, MOST_CLIMBS if clocked else CLIMBS, hasty) or (
-        _climb_more(trials, climbed, _order, MOST_CLIMBS if clocked else REORDERED_CLIMBS, hasty)
-    ):
-        pass
-
-
-def _climb_more(
-    trials: Trials,
-    climbed: list[Plan],
-    unlike: Callable[[Plan], Hashable],
-    most: int,
-    hasty: bool,
-) -> bool:
-    """Climbs from plans that are unlike those climbed, and adds these and the plans found to them.
-    Returns whether one of them is faster than the best before, by so much that it matters.
-
-    unlike: gives that in which plans have to differ. most: starts that are tried.
-    """
-    best_s, known = trials.best_s, set(map(unlike, climbed))
-    for _ in range(most):
-        start = next((d for d in trials.drafts(CLOSE) if unlike(d.plan) not in known), None)
-        if start is None or trials.budget.spent:
-            break
-        known.add(unlike(start.plan))
-        if found := trials.try_(start):
-            climbed += start.plan, climb(found, trials, hasty).draft.plan
-            known |= set(map(unlike, climbed[-2:]))
-        if trials.best_s < best_s * (1 - WORTH_MORE):
-            return True
-    return False
-
-
-def _kind(plan: Plan) -> Hashable:
-    """Returns what a local search seldom changes on its way."""
-    depths = tuple((len(pipeline.stages), pipeline.slices) for pipeline in plan.pipelines)
-    return plan.schedule, plan.pipelines[0].stages[0].ministages, plan.micro_batch, depths
-
-
-def _order(plan: Plan) -> Hashable:
-    """Returns the kind of a plan, and the chips of each of its stages in order."""
-    return _kind(plan), tuple(tuple(s.chips for s in p.stages) for p in plan.pipelines)
 
 
 def _unlike(trials: Iterable[Trial], count: int, of: Callable[[Plan], Hashable]) -> list[Trial]:

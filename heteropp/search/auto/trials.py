@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from heteropp.cost.capacity import fits
 from heteropp.description.cluster import Cluster
@@ -53,8 +54,9 @@ class Trials:
         self.cluster = request.cluster
         self.simulated = 0
         self.best_s = math.inf
+        self.optima: dict[Draft, Trial] = {}  # where climbs from a draft end that leave nothing out
         self._known: dict[Draft, Trial | None] = {}
-        self._least_s: dict[Draft, float] = {}  # with all slack, whatever memory has room for
+        self._least_s: dict[Draft, float] = {}  # of others, with all slack: memory may have no room
         self._busy_s: dict[Plan, float] = {}
         self._clusters: dict[tuple[int, ...], Cluster] = {}
 
@@ -73,6 +75,7 @@ class Trials:
                 self._known[draft] = self._trial(draft)
             except (PlanError, ProfileError, DeadlockError):
                 self._known[draft] = None
+            self._least_s.pop(draft, None)
         return self._known[draft]
 
     @property
@@ -139,12 +142,10 @@ class Trials:
         """Returns the drafts that take at most so many times as long as the best, fastest first,
         some of which memory may have no room for.
         """
-        step_s = {draft: trial.step_s for draft, trial in self._known.items() if trial}
-        for draft, least_s in self._least_s.items():
-            if draft not in self._known:
-                step_s[draft] = least_s
-        near = [draft for draft, seconds in step_s.items() if seconds <= factor * self.best_s]
-        return sorted(near, key=lambda draft: step_s[draft])
+        most_s = factor * self.best_s
+        near = [(t.step_s, d) for d, t in self._known.items() if t and t.step_s <= most_s]
+        least = [(s, d) for d, s in self._least_s.items() if s <= most_s]
+        return [draft for _, draft in sorted(near + least, key=itemgetter(0))]
 
     def _placed(self, plan: Plan) -> tuple[Plan, Cluster]:
         """Returns the plan on the cluster of its own ranks."""
