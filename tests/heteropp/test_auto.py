@@ -315,6 +315,13 @@ def test_what_helps_never_makes_the_step_longer(seed: int) -> None:
     never_worse(seed)
 
 
+def test_the_best_plan_for_two_chips_is_found_among_four() -> None:
+    """Before it is improved it takes longer than plans for all of them."""
+    request = random_request(66)
+    before_s = step_s(request)
+    assert step_s(twice_the_nodes(request)) <= before_s * ALLOWED
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(2, 7))
 def test_what_helps_never_makes_more_steps_longer(seed: int) -> None:

@@ -13,8 +13,8 @@ from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage,
 from heteropp.search.auto import climb as climbing
 from heteropp.search.auto.climb import LEAST_GAIN, climb
 from heteropp.search.auto.freedom import Freedom
-from heteropp.search.auto.moves import neighbours
-from heteropp.search.auto.trials import Budget, Draft, Trials
+from heteropp.search.auto.moves import Kind, neighbours
+from heteropp.search.auto.trials import Budget, Draft, Trial, Trials
 from heteropp.search.planner import OPTIONS, Request
 from heteropp.simulator.simulate import simulate
 
@@ -49,10 +49,15 @@ def new_trials() -> Trials:
     return Trials(REQUEST, Freedom(REQUEST), Budget(math.inf, None))
 
 
+def tried(plan: Plan, trials: Trials) -> Trial:
+    trial = trials.try_(Draft(plan))
+    assert trial is not None
+    return trial
+
+
 def test_a_climb_ends_where_no_neighbour_is_faster() -> None:
     trials = new_trials()
-    start = trials.try_(Draft(two_stages(1)))
-    assert start is not None
+    start = tried(two_stages(1), trials)
     found = climb(start, trials, hasty=False)
     assert found.step_s < start.step_s
     compared = 0
@@ -69,26 +74,78 @@ def test_a_climb_ends_where_no_neighbour_is_faster() -> None:
     assert compared > 20
 
 
-def test_a_climb_does_not_go_twice_where_nothing_was_left_out() -> None:
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Draft]:
+    """The drafts whose neighbours climbs have asked for."""
+    asked: list[Draft] = []
+
+    def recorded(draft: Draft, freedom: Freedom) -> list[Kind]:
+        asked.append(draft)
+        return neighbours(draft, freedom)
+
+    monkeypatch.setattr(climbing, "neighbours", recorded)
+    return asked
+
+
+def test_a_climb_does_not_go_twice_where_nothing_was_left_out(rounds: list[Draft]) -> None:
     trials = new_trials()
-    starts = [trials.try_(Draft(two_stages(first_layers))) for first_layers in (1, 4)]
-    ends = [climb(start, trials, hasty=False) for start in starts if start]
-    assert len(ends) == 2
-    simulated = trials.simulated
-    assert [climb(start, trials, hasty=False) for start in starts if start] == ends
-    assert [climb(end, trials, hasty=False) for end in ends] == ends
-    assert trials.simulated == simulated
+    start = tried(two_stages(1), trials)
+    end = climb(start, trials, hasty=False)
+    passed = list(rounds)
+    assert passed[0] == start.draft
+    assert passed[-1] == end.draft
+    rounds.clear()
+    for draft in passed:
+        assert climb(trials.try_(draft), trials, hasty=False) == end
+    assert not rounds
 
 
+def test_a_climb_that_meets_another_ends_as_that_did(rounds: list[Draft]) -> None:
+    trials = new_trials()
+    end = climb(tried(two_stages(2), trials), trials, hasty=False)
+    passed = set(rounds)
+    rounds.clear()
+    assert climb(tried(two_stages(1), trials), trials, hasty=False) == end
+    assert rounds
+    assert not passed & set(rounds)
+
+
+@pytest.mark.parametrize("behind", [1.07, 100.0])
 def test_what_a_hasty_climb_has_left_out_a_thorough_one_tries(
-    monkeypatch: pytest.MonkeyPatch,
+    behind: float, monkeypatch: pytest.MonkeyPatch, rounds: list[Draft]
 ) -> None:
+    """Whether only where it starts is behind the best plan, or all plans of the climb are."""
     monkeypatch.setattr(climbing, "PATIENCE", 1)
     trials = new_trials()
-    start = trials.try_(Draft(two_stages(1)))
-    assert start is not None
-    trials.best_s = start.step_s / 100  # whatever is found is far behind
+    start = tried(two_stages(1), trials)
+    trials.best_s = start.step_s / behind
     climb(start, trials, hasty=True)
-    simulated = trials.simulated
+    rounds.clear()
     climb(start, trials, hasty=False)
-    assert trials.simulated > simulated
+    assert rounds[0] == start.draft
+
+
+def test_a_climb_that_the_budget_ends_is_gone_again_with_more(rounds: list[Draft]) -> None:
+    trials = new_trials()
+    start = tried(two_stages(1), trials)
+    trials.budget = Budget(1.0, None)
+    climb(start, trials, hasty=False)
+    assert trials.budget.spent
+    trials.budget = Budget(math.inf, None)
+    rounds.clear()
+    end = climb(start, trials, hasty=False)
+    assert rounds
+    assert end.step_s < start.step_s
+
+
+def test_a_part_of_a_budget_is_spent_of_the_whole() -> None:
+    whole = Budget(100.0, None)
+    part = whole.part(0.25)
+    part.spend(20.0)
+    assert not part.spent
+    part.spend(5.0)
+    assert part.spent
+    assert not whole.spent
+    whole.spend(75.0)
+    assert whole.spent
+    assert Budget(100.0, 0.0).part(0.5).spent

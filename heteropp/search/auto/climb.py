@@ -17,19 +17,19 @@ def climb(trial: Trial, trials: Trials, hasty: bool) -> Trial:
     """Returns the last of a row of trials, each a faster neighbour of the one before: no neighbour
     of that is faster, as far as they were tried, or the budget is spent.
 
-    The kind of neighbour that has just helped is asked again first. hasty: few neighbours of each
-    kind are tried while this is behind the best plan known. Where another climb has been before,
-    and left out no neighbour from there on, this one ends as that did.
+    Where a climb has been before that left out no neighbour from there on, this one ends as that
+    did. The kind of neighbour that has just helped is asked again first. hasty: few neighbours of
+    each kind are tried while this is behind the best plan known.
     """
     best, first = trial, 0
     passed = [trial.draft]  # since a neighbour was last left out
     while not trials.budget.spent and best.draft not in trials.optima:
         most = PATIENCE if hasty and best.step_s > BEHIND * trials.best_s else math.inf
-        better, kind, left_out = _next(best, first, trials, most)
+        better, first, left_out = _next(best, first, trials, most)
         if left_out:
             passed = []
         if better:
-            best, first = better, kind
+            best = better
             passed.append(best.draft)
         elif left_out or trials.budget.spent:
             return best
@@ -42,33 +42,33 @@ def climb(trial: Trial, trials: Trials, hasty: bool) -> Trial:
 
 
 def _next(best: Trial, first: int, trials: Trials, most: float) -> tuple[Trial | None, int, bool]:
-    """Returns a faster neighbour, if one is found, its kind, and whether any were left out before.
+    """Returns a faster neighbour, or None, the kind that was asked last, and whether a neighbour
+    was left out that might have been faster.
 
     first: the kind that is asked first. most: simulations in vain of each kind.
     """
     kinds = neighbours(best.draft, trials.freedom)
-    left_out = False
+    any_left_out = False
     for kind in (*range(first, len(kinds)), *range(first)):
         cutoff_s = math.inf if kind == SLACK else best.step_s * (1 - LEAST_GAIN)
-        begun_at = trials.simulated
-        if better := _faster(kinds[kind], best, trials, cutoff_s, most):
-            return better, kind, left_out
-        left_out = left_out or trials.simulated - begun_at >= most
-    return None, first, left_out
+        better, left_out = _faster(kinds[kind], best, trials, cutoff_s, most)
+        any_left_out = any_left_out or left_out
+        if better:
+            break
+    return better, kind, any_left_out
 
 
 def _faster(
     drafts: Iterable[Draft], best: Trial, trials: Trials, cutoff_s: float, most: float
-) -> Trial | None:
-    """Returns the trial of the first draft that is faster than the best.
-
-    most: simulations in vain after which no more drafts are tried.
+) -> tuple[Trial | None, bool]:
+    """Returns the trial of the first draft that is faster than the best, or None, and whether
+    drafts were left out as so many simulations had been in vain.
     """
     begun_at = trials.simulated
     for draft in drafts:
         found = trials.try_(draft, cutoff_s)
         if found and found.step_s < best.step_s * (1 - LEAST_GAIN):
-            return found
+            return found, False
         if trials.simulated - begun_at >= most:
-            break
-    return None
+            return None, True
+    return None, False

@@ -9,7 +9,7 @@ from heteropp.description.plan import Plan
 from heteropp.search.auto.climb import climb
 from heteropp.search.auto.trials import WORTH_MORE, Trial, Trials
 
-MOST_IN_VAIN = 100  # where the clock is the limit
+MOST_IN_VAIN = 100  # starts of each way to differ, where the clock is the limit
 
 
 def climb_all(trials: Trials, starts: Iterable[Trial]) -> None:
@@ -23,10 +23,13 @@ def climb_all(trials: Trials, starts: Iterable[Trial]) -> None:
 
 @dataclass(frozen=True)
 class Restarts:
-    """Climbs that begin where no other has been, until many in turn have found nothing faster."""
+    """Climbs from the fastest plans that differ from those climbed before in some way, until many
+    in turn have found nothing faster. A start that does not fit, or from which it is known where a
+    climb ends, counts as one of them.
+    """
 
-    unlike: Callable[[Plan], Hashable]  # gives that in which a start differs from plans climbed
-    in_vain: int  # climbs that find nothing faster, at most
+    unlike: Callable[[Plan], Hashable]  # gives what has to differ
+    in_vain: int  # starts in turn, at most
     close: float  # step of a start over that of the best, at most
 
 
@@ -76,7 +79,7 @@ def _degrees(plan: Plan) -> Hashable:
     )
 
 
-# those that lead farthest first
+# Those come first that lead farthest away. The last ones matter where few plans are near the best.
 RESTARTS = (
     Restarts(_kind, in_vain=24, close=1.15),
     Restarts(_order, in_vain=32, close=1.15),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
+from operator import itemgetter
 
 from heteropp.cost.capacity import lacking_bytes
 from heteropp.description.cluster import Cluster
@@ -29,6 +30,7 @@ from heteropp.search.auto.seeds import (
     on_skeletons,
 )
 from heteropp.search.auto.trials import (
+    WORTH_MORE,
     Budget,
     Draft,
     Trial,
@@ -49,12 +51,14 @@ from heteropp.search.planner import (
 PASSES = 2_400_000  # of micro-batches through replicas, played in all simulations together
 PASSES_OF_MANY = 600_000  # where chips are so many that each simulation takes long
 MOST_TIMES = 4  # as many passes, where plans still get faster when they are spent
-FEW_CHIPS = 64  # chips, up to which the search may take the more passes
+FEW_CHIPS = 64  # up to which a search takes the more passes, and may be one of several
 SEEDS = 24  # of each kind, simulated on all chips
 PROBED_CHIPS = 1024  # of clusters of fewer chips, all together
 PROBES = 2  # seeds of each kind on each of them
 CLUSTERS = 4  # of these that look best
 FEWER_SEEDS = 12  # on each of them
+SHARE = 1 / 16  # of what is left of the budget, for a search on each of them
+RETURNED = 4  # plans that each of these searches brings
 VARIED = 12  # seeds of unlike stages, and on unlike chips, each tried under every schedule
 SEEDS_CLIMBED = 8  # those of unlike stages, and those on unlike chips
 LEAST_MINISTAGES = 2  # where a named schedule interleaves them
@@ -76,7 +80,8 @@ def _search(request: Request, bound: BoundBeside) -> Result:
     passes = PASSES if chips <= FEW_CHIPS else PASSES_OF_MANY
     most = passes * (MOST_TIMES if chips <= MANY else 1)
     trials = Trials(request, Freedom(request), Budget(passes, request.budget_s, most))
-    if not _found(trials, partial(_seed, bound)):
+    of_fewer: list[Draft] = []
+    if not _found(trials, partial(_seed, bound, of_fewer)):
         trials.freedom = replace(trials.freedom, spreads=True)
     if not _found(trials, _seed_experts):
         trials.freedom = replace(trials.freedom, cuts_short=True)
@@ -84,18 +89,11 @@ def _search(request: Request, bound: BoundBeside) -> Result:
         raise _no_plan(request)
     freedom = trials.freedom
     bound_s = bound.seconds(freedom)
-    found = trials.ranked()
-    varied = [*_unlike(found, VARIED, _stages), *_unlike(found, VARIED, _chips)]
-    for trial in dict.fromkeys(varied):
-        if trials.done:
-            break
-        first = trial.draft.plan
-        spread = islice(spread_everywhere(first, freedom), 1)  # by speed; each way takes new traces
-        for other in and_balanced(chain(schedules(first, freedom), spread), freedom):
-            _try(other, trials)
-    found = trials.ranked()
-    starts = [*_unlike(found, SEEDS_CLIMBED, _stages), *_unlike(found, SEEDS_CLIMBED, _chips)]
-    climb_all(trials, starts)
+    _improve(trials)
+    best_s = trials.best_s
+    found = [trials.try_(draft, anyway=True) for draft in of_fewer]
+    if trials.best_s < best_s * (1 - WORTH_MORE):
+        climb_all(trials, filter(None, found))
     ranked = trials.ranked()
     best, *others = _unlike(ranked, 1 + RUNNERS_UP, _stages)
     all_used_s = next((t.step_s for t in ranked if t.plan.members is None), None)
@@ -109,6 +107,23 @@ def _search(request: Request, bound: BoundBeside) -> Result:
     )
 
 
+def _improve(trials: Trials) -> None:
+    """Tries the best seeds in other ways, and climbs from what is then best."""
+    freedom = trials.freedom
+    found = trials.ranked()
+    varied = [*_unlike(found, VARIED, _stages), *_unlike(found, VARIED, _chips)]
+    for trial in dict.fromkeys(varied):
+        if trials.done:
+            break
+        first = trial.draft.plan
+        spread = islice(spread_everywhere(first, freedom), 1)  # by speed; each way takes new traces
+        for other in and_balanced(chain(schedules(first, freedom), spread), freedom):
+            _try(other, trials)
+    found = trials.ranked()
+    starts = [*_unlike(found, SEEDS_CLIMBED, _stages), *_unlike(found, SEEDS_CLIMBED, _chips)]
+    climb_all(trials, starts)
+
+
 def _found(trials: Trials, seed: Callable[[Trials, Request], None]) -> bool:
     """Tries seeds, with the ZeRO stage that saves most memory where no plan was found to fit."""
     request, most = trials.request, max(trials.freedom.zero_stages)
@@ -119,8 +134,10 @@ def _found(trials: Trials, seed: Callable[[Trials, Request], None]) -> bool:
     return False
 
 
-def _seed(bound: BoundBeside, trials: Trials, request: Request) -> None:
-    """Tries seeds on all chips, then on fewer where they might be faster."""
+def _seed(bound: BoundBeside, of_fewer: list[Draft], trials: Trials, request: Request) -> None:
+    """Tries seeds on all chips, then on fewer where they might be faster. Adds the best drafts that
+    short searches on fewer find to those of fewer.
+    """
     freedom = trials.freedom
     many = request.cluster.world_size > MANY
     for plan in of_planners(request):
@@ -132,18 +149,47 @@ def _seed(bound: BoundBeside, trials: Trials, request: Request) -> None:
     if many:
         bound.seconds(freedom)  # the bounds of fewer chips need the same traces
     made: dict = {}
-    _try_seeds(_seeds(trials, request, made), trials, SEEDS)
-    probed: list[tuple[float, int, Seeds]] = []
+    _try_seeds(_seeds(trials, request, made), request, trials, SEEDS)
+    probed: list[tuple[float, Request, Seeds]] = []
     chips = 0
     for kept in smaller(request.cluster, lambda kept: step_bound_s(request, freedom, kept)):
         chips += kept.world_size
         if chips > PROBED_CHIPS or trials.budget.spent:
             break
         if step_bound_s(request, freedom, kept) < trials.best_s:
-            seeds = _seeds(trials, replace(request, cluster=kept), made)
-            probed.append((_try_seeds(seeds, trials, PROBES), len(probed), seeds))
-    for *_, seeds in sorted(probed)[:CLUSTERS]:
-        _try_seeds(seeds, trials, FEWER_SEEDS)
+            part = replace(request, cluster=kept)
+            seeds = _seeds(trials, part, made)
+            probed.append((_try_seeds(seeds, part, trials, PROBES), part, seeds))
+    for _, part, seeds in sorted(probed, key=itemgetter(0))[:CLUSTERS]:
+        _try_seeds(seeds, part, trials, FEWER_SEEDS)
+        if part.cluster.world_size <= FEW_CHIPS and not trials.budget.spent:
+            of_fewer += _of_fewer(part, seeds, trials)
+    if not trials.ranked():
+        for draft in of_fewer:
+            trials.try_(draft)
+
+
+def _of_fewer(request: Request, seeds: Seeds, trials: Trials) -> Iterator[Draft]:
+    """Searches briefly on the chips of a request, which are some of all; yields the best drafts.
+
+    Among plans on all chips those on a few are seldom near the best before they are improved.
+    """
+    freedom = replace(trials.freedom, request=request)
+    own = Trials(request, freedom, trials.budget.part(SHARE))
+    for plan in of_planners(request):
+        _try(plan, own, AHEAD)
+        if own.done:
+            break
+    _try_seeds(seeds, request, own, FEWER_SEEDS)
+    _improve(own)
+    trials.simulated += own.simulated
+    for trial in _unlike(own.ranked(), RETURNED, _stages):
+        yield replace(trial.draft, plan=_on_all(trial.draft.plan, request, trials))
+
+
+def _on_all(plan: Plan, request: Request, trials: Trials) -> Plan:
+    """Returns a plan on the chips of a request with the ranks that these have among all."""
+    return renumbered(plan, dict(enumerate(map(trials.cluster.rank, request.cluster.members))))
 
 
 def _seed_parts(trials: Trials, request: Request) -> None:
@@ -179,16 +225,15 @@ def _seed_experts(trials: Trials, request: Request) -> None:
 def _seeds(trials: Trials, request: Request, made: dict) -> Seeds:
     """Returns what to try on the chips of a request, which are some of all, the best first."""
     freedom = trials.freedom
-    number = dict(enumerate(map(trials.cluster.rank, request.cluster.members)))
     likely = sorted(chains(request, freedom, made), key=lambda seed: seed[0])[:SEEDS]
     others = islice(on_skeletons(request, freedom), SEEDS)
-    first, second = ([renumbered(plan, number) for _, plan in kind] for kind in (likely, others))
-    return first, second
+    return [plan for _, plan in likely], [plan for _, plan in others]
 
 
-def _try_seeds(seeds: Seeds, trials: Trials, count: int) -> float:
-    """Tries so many of each kind; returns the least step."""
-    tried = [_try(plan, trials) for kind in seeds for plan in kind[:count]]
+def _try_seeds(seeds: Seeds, request: Request, trials: Trials, count: int) -> float:
+    """Tries so many of each kind, on the chips of a request; returns the least step."""
+    plans = [plan for kind in seeds for plan in kind[:count]]
+    tried = [_try(_on_all(plan, request, trials), trials) for plan in plans]
     return min(tried, default=math.inf)
 
 

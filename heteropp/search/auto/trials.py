@@ -54,14 +54,19 @@ class Trials:
         self.cluster = request.cluster
         self.simulated = 0
         self.best_s = math.inf
-        self.optima: dict[Draft, Trial] = {}  # where climbs from a draft end that leave nothing out
+        self.optima: dict[
+            Draft, Trial
+        ] = {}  # where a climb from a draft ends that leaves out nothing
         self._known: dict[Draft, Trial | None] = {}
-        self._least_s: dict[Draft, float] = {}  # of others, with all slack: memory may have no room
+        self._least_s: dict[
+            Draft, float
+        ] = {}  # of other drafts, with all slack, whether or not it fits
         self._busy_s: dict[Plan, float] = {}
         self._clusters: dict[tuple[int, ...], Cluster] = {}
 
-    def try_(self, draft: Draft, cutoff_s: float = math.inf) -> Trial | None:
-        """Returns a draft simulated; None where it cannot be, or takes the cutoff at least.
+    def try_(self, draft: Draft, cutoff_s: float = math.inf, anyway: bool = False) -> Trial | None:
+        """Returns a draft simulated; None where it cannot be, takes the cutoff at least, or is not
+        to be tried anyway and the budget is spent.
 
         What memory has room for takes longer to find out than how long a step is, and is asked of
         fast ones alone.
@@ -69,7 +74,7 @@ class Trials:
         if draft not in self._known and self._is_slow(draft, cutoff_s):
             return None
         if draft not in self._known:
-            if self.done:
+            if self.done and not anyway:
                 return None
             try:
                 self._known[draft] = self._trial(draft)
@@ -169,6 +174,7 @@ class Budget:
         self._left = math.inf if seconds is not None else passes
         self._earned, self._more = EARNED * passes, max(0.0, most - passes)
         self._until_s = None if seconds is None else time.monotonic() + seconds
+        self._whole: Budget | None = None
 
     @property
     def spent(self) -> bool:
@@ -176,8 +182,17 @@ class Budget:
             return time.monotonic() >= self._until_s
         return self._left <= 0
 
+    def part(self, share: float) -> Budget:
+        """Returns a budget of a part of what is left. What is spent of that is spent here, too."""
+        left_s = None if self._until_s is None else max(0.0, self._until_s - time.monotonic())
+        part = Budget(share * self._left, None if left_s is None else share * left_s)
+        part._whole = self
+        return part
+
     def spend(self, passes: float) -> None:
         self._left -= passes
+        if self._whole:
+            self._whole.spend(passes)
 
     def earn(self) -> None:
         """Has at least so much left as a search goes on that has just found a better plan."""
