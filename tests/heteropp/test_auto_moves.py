@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from clusters import cluster_of, tiny_model
 
 from ditorch.chips import load_chip
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
+from heteropp.description.schedules import Schedule
 from heteropp.search.auto.changed import with_stages
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.auto.moves import neighbours
@@ -148,3 +150,22 @@ def test_ministages_are_offloaded_instead_of_computed_again() -> None:
         # one stage alone, where the plan interleaves already
         assert (((True, False), (False, True)) in ways) == (ministages > 1)
         assert all(not s.offload for p in found for s in p.pipelines[0].stages if s.ministages == 1)
+
+
+@pytest.mark.parametrize(("held", "others"), [(1, {2, 4}), (3, {2, 4})])
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved-1f1b"])
+def test_stages_get_more_and_fewer_ministages(
+    schedule: Schedule, held: int, others: set[int]
+) -> None:
+    """Of four layers each, one more or less, or as many as layers."""
+    plan = pipeline_of((0,), (1,))
+    first, second = plan.pipelines[0].stages
+    stages = [replace(first, layers=(0, 4)), replace(second, layers=(4, 8))]
+    plan = with_stages(plan, 0, [replace(stage, ministages=held) for stage in stages])
+    plans = neighbouring(replace(plan, schedule=schedule))
+    counts = {
+        tuple(stage.ministages for stage in other.pipelines[0].stages)
+        for other in plans
+        if other.schedule == schedule and len(other.pipelines[0].stages) == 2
+    }
+    assert {(count, count) for count in others} <= counts

@@ -38,6 +38,7 @@ def neighbours(draft: Draft, freedom: Freedom) -> list[Kind]:
         _sizes(plan),
         _zero(plan, freedom),
         and_balanced(schedules(plan, freedom), freedom),
+        _ministages(plan),
         and_balanced(_degrees(plan), freedom),
         and_balanced(_context_parallel(plan, freedom), freedom),
         and_balanced(token_slices(plan, freedom), freedom),
@@ -187,6 +188,17 @@ def schedules(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
                 for made in dict.fromkeys((other, with_each(other, _offloaded))):
                     if made != plan:
                         yield made
+
+
+def _ministages(plan: Plan) -> Iterator[Plan]:
+    """One ministage more or less on each stage, or as many as there are layers."""
+    if plan.schedule not in ("gpipe", "interleaved-1f1b"):
+        return
+    layers = min(stage.layer_count for _, _, stage in places(plan))
+    held = max(stage.ministages for _, _, stage in places(plan))
+    for count in dict.fromkeys((held + 1, held - 1, layers)):
+        if 0 < count != held and (other := as_schedule(plan, plan.schedule, count)):
+            yield other
 
 
 def _degrees(plan: Plan) -> Iterator[Plan]:
