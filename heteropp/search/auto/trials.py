@@ -174,7 +174,6 @@ class Budget:
         self._left = math.inf if seconds is not None else passes
         self._earned, self._more = EARNED * passes, max(0.0, most - passes)
         self._until_s = None if seconds is None else time.monotonic() + seconds
-        self._whole: Budget | None = None
 
     @property
     def spent(self) -> bool:
@@ -183,16 +182,12 @@ class Budget:
         return self._left <= 0
 
     def part(self, share: float) -> Budget:
-        """Returns a budget of a part of what is left. What is spent of that is spent here, too."""
+        """Returns another budget, of so much of what is left of this one."""
         left_s = None if self._until_s is None else max(0.0, self._until_s - time.monotonic())
-        part = Budget(share * self._left, None if left_s is None else share * left_s)
-        part._whole = self
-        return part
+        return Budget(share * self._left, None if left_s is None else share * left_s)
 
     def spend(self, passes: float) -> None:
         self._left -= passes
-        if self._whole:
-            self._whole.spend(passes)
 
     def earn(self) -> None:
         """Has at least so much left as a search goes on that has just found a better plan."""
