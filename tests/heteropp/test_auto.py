@@ -316,7 +316,7 @@ def test_what_helps_never_makes_the_step_longer(seed: int) -> None:
 
 
 def test_the_best_plan_for_two_chips_is_found_among_four() -> None:
-    """Before it is improved it takes longer than plans for all of them."""
+    """It takes longer than plans for all of them until it is improved."""
     request = random_request(66)
     before_s = step_s(request)
     assert step_s(twice_the_nodes(request)) <= before_s * ALLOWED

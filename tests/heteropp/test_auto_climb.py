@@ -147,4 +147,5 @@ def test_a_part_of_a_budget_is_as_much_of_what_is_left() -> None:
     part.spend(1.0)
     assert part.spent
     assert not whole.spent
-    assert Budget(100.0, 0.0).part(0.5).spent
+    assert Budget(0.0, 1000.0).part(0.0).spent
+    assert not Budget(0.0, 1000.0).part(0.5).spent

@@ -152,20 +152,24 @@ def test_ministages_are_offloaded_instead_of_computed_again() -> None:
         assert all(not s.offload for p in found for s in p.pipelines[0].stages if s.ministages == 1)
 
 
-@pytest.mark.parametrize(("held", "others"), [(1, {2, 4}), (3, {2, 4})])
-@pytest.mark.parametrize("schedule", ["gpipe", "interleaved-1f1b"])
+@pytest.mark.parametrize(
+    ("schedule", "held", "others"),
+    [("gpipe", 1, {2, 4}), ("gpipe", 3, {2, 4}), ("interleaved-1f1b", 4, {3, 5, 8})],
+)
 def test_stages_get_more_and_fewer_ministages(
     schedule: Schedule, held: int, others: set[int]
 ) -> None:
-    """Of four layers each, one more or less, or as many as layers."""
-    plan = pipeline_of((0,), (1,))
-    first, second = plan.pipelines[0].stages
-    stages = [replace(first, layers=(0, 4)), replace(second, layers=(4, 8))]
-    plan = with_stages(plan, 0, [replace(stage, ministages=held) for stage in stages])
-    plans = neighbouring(replace(plan, schedule=schedule))
+    """One more, one less, or as many as layers, of which a stage of two has four, of one eight."""
+    plan = pipeline_of((0,)) if held == 4 else pipeline_of((0,), (1,))
+    layers = LAYERS // len(plan.pipelines[0].stages)
+    stages = [
+        replace(stage, layers=(s * layers, (s + 1) * layers), ministages=held)
+        for s, stage in enumerate(plan.pipelines[0].stages)
+    ]
+    plan = replace(with_stages(plan, 0, stages), schedule=schedule)
     counts = {
         tuple(stage.ministages for stage in other.pipelines[0].stages)
-        for other in plans
-        if other.schedule == schedule and len(other.pipelines[0].stages) == 2
+        for other in neighbouring(plan)
+        if other.schedule == schedule
     }
-    assert {(count, count) for count in others} <= counts
+    assert {(count,) * len(stages) for count in others} <= counts

@@ -191,7 +191,7 @@ def schedules(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
 
 
 def _ministages(plan: Plan) -> Iterator[Plan]:
-    """One ministage more or less on each stage, or as many as there are layers."""
+    """All stages get as many ministages: one more or less than now, or as many as layers."""
     if plan.schedule not in ("gpipe", "interleaved-1f1b"):
         return
     layers = min(stage.layer_count for _, _, stage in places(plan))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from heteropp.description.plan import Plan
@@ -12,7 +12,7 @@ from heteropp.search.auto.trials import WORTH_MORE, Trial, Trials
 MOST_IN_VAIN = 100  # starts of each way to differ, where the clock is the limit
 
 
-def climb_all(trials: Trials, starts: Iterable[Trial]) -> None:
+def climb_all(trials: Trials, starts: Sequence[Trial]) -> None:
     """Climbs from these trials, and from plans that are about as fast as the best.
 
     All starts get a hasty climb before any gets a thorough one, which may take all of the budget.

@@ -51,13 +51,13 @@ from heteropp.search.planner import (
 PASSES = 2_400_000  # of micro-batches through replicas, played in all simulations together
 PASSES_OF_MANY = 600_000  # where chips are so many that each simulation takes long
 MOST_TIMES = 4  # as many passes, where plans still get faster when they are spent
-FEW_CHIPS = 64  # up to which a search takes the more passes, and may be one of several
+FEW_CHIPS = 64  # up to which a search may take more passes, and be a brief one beside another
 SEEDS = 24  # of each kind, simulated on all chips
 PROBED_CHIPS = 1024  # of clusters of fewer chips, all together
 PROBES = 2  # seeds of each kind on each of them
 CLUSTERS = 4  # of these that look best
 FEWER_SEEDS = 12  # on each of them
-SHARE = 1 / 16  # of what is left of the budget, and beside it, for a search on each of them
+SHARE = 1 / 16  # of the passes that are left, but beside these, for a brief search on each
 RETURNED = 4  # plans that each of these searches brings
 VARIED = 12  # seeds of unlike stages, and on unlike chips, each tried under every schedule
 SEEDS_CLIMBED = 8  # those of unlike stages, and those on unlike chips
@@ -80,8 +80,8 @@ def _search(request: Request, bound: BoundBeside) -> Result:
     passes = PASSES if chips <= FEW_CHIPS else PASSES_OF_MANY
     most = passes * (MOST_TIMES if chips <= MANY else 1)
     trials = Trials(request, Freedom(request), Budget(passes, request.budget_s, most))
-    of_fewer: list[Draft] = []
-    if not _found(trials, partial(_seed, bound, of_fewer)):
+    found_on_fewer: list[Draft] = []
+    if not _found(trials, partial(_seed, bound, found_on_fewer)):
         trials.freedom = replace(trials.freedom, spreads=True)
     if not _found(trials, _seed_experts):
         trials.freedom = replace(trials.freedom, cuts_short=True)
@@ -91,9 +91,9 @@ def _search(request: Request, bound: BoundBeside) -> Result:
     bound_s = bound.seconds(freedom)
     _improve(trials)
     best_s = trials.best_s
-    found = [trials.try_(draft, anyway=True) for draft in of_fewer]
+    tried = [trials.try_(draft, anyway=True) for draft in found_on_fewer]
     if trials.best_s < best_s * (1 - WORTH_MORE):
-        climb_all(trials, filter(None, found))
+        climb_all(trials, [trial for trial in tried if trial])
     ranked = trials.ranked()
     best, *others = _unlike(ranked, 1 + RUNNERS_UP, _stages)
     all_used_s = next((t.step_s for t in ranked if t.plan.members is None), None)
@@ -134,9 +134,12 @@ def _found(trials: Trials, seed: Callable[[Trials, Request], None]) -> bool:
     return False
 
 
-def _seed(bound: BoundBeside, of_fewer: list[Draft], trials: Trials, request: Request) -> None:
-    """Tries seeds on all chips, then on fewer where they might be faster. Adds the best drafts that
-    short searches on fewer find to those of fewer.
+def _seed(
+    bound: BoundBeside, found_on_fewer: list[Draft], trials: Trials, request: Request
+) -> None:
+    """Tries seeds on all chips, then on fewer where they might be faster.
+
+    found_on_fewer: takes the best drafts of brief searches on fewer chips.
     """
     freedom = trials.freedom
     many = request.cluster.world_size > MANY
@@ -162,17 +165,16 @@ def _seed(bound: BoundBeside, of_fewer: list[Draft], trials: Trials, request: Re
             probed.append((_try_seeds(seeds, part, trials, PROBES), part, seeds))
     for _, part, seeds in sorted(probed, key=itemgetter(0))[:CLUSTERS]:
         _try_seeds(seeds, part, trials, FEWER_SEEDS)
-        if part.cluster.world_size <= FEW_CHIPS and not trials.budget.spent:
-            of_fewer += _of_fewer(part, seeds, trials)
-    if not trials.ranked():
-        for draft in of_fewer:
-            trials.try_(draft)
+        fits = trials.best_s < math.inf
+        if fits and part.cluster.world_size <= FEW_CHIPS and not trials.budget.spent:
+            found_on_fewer += _search_briefly(part, seeds, trials)
 
 
-def _of_fewer(request: Request, seeds: Seeds, trials: Trials) -> Iterator[Draft]:
+def _search_briefly(request: Request, seeds: Seeds, trials: Trials) -> Iterator[Draft]:
     """Searches briefly on the chips of a request, which are some of all; yields the best drafts.
 
-    Among plans on all chips those on a few are seldom near the best before they are improved.
+    The search on all chips hardly climbs from plans on a few, which look slow beside the others
+    until they are improved.
     """
     freedom = replace(trials.freedom, request=request)
     own = Trials(request, freedom, trials.budget.part(SHARE))

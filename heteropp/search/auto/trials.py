@@ -54,13 +54,11 @@ class Trials:
         self.cluster = request.cluster
         self.simulated = 0
         self.best_s = math.inf
-        self.optima: dict[
-            Draft, Trial
-        ] = {}  # where a climb from a draft ends that leaves out nothing
+        # where climbs end that come to a draft and leave out no neighbour from there on
+        self.optima: dict[Draft, Trial] = {}
         self._known: dict[Draft, Trial | None] = {}
-        self._least_s: dict[
-            Draft, float
-        ] = {}  # of other drafts, with all slack, whether or not it fits
+        # steps of drafts that are not among these, with all slack, whether or not it fits
+        self._least_s: dict[Draft, float] = {}
         self._busy_s: dict[Plan, float] = {}
         self._clusters: dict[tuple[int, ...], Cluster] = {}
 
