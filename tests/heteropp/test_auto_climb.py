@@ -6,10 +6,11 @@ import math
 
 import pytest
 from clusters import cluster_of, tiny_model
+from training_run import CHIP, make_plan
 
 from ditorch.chips import load_chip
 from heteropp.cost.capacity import fits
-from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
+from heteropp.description.plan import Plan, PlanError, validate
 from heteropp.search.auto import climb as climbing
 from heteropp.search.auto.climb import LEAST_GAIN, climb
 from heteropp.search.auto.freedom import Freedom
@@ -19,7 +20,7 @@ from heteropp.search.planner import OPTIONS, Request
 from heteropp.simulator.simulate import simulate
 
 LAYERS = 6
-CLUSTER = cluster_of(("a-mini", load_chip("a-mini"), 2))
+CLUSTER = cluster_of((CHIP, load_chip("a-mini"), 2))
 REQUEST = Request(
     cluster=CLUSTER, model=tiny_model(LAYERS), global_batch=8, open=frozenset(OPTIONS)
 )
@@ -27,22 +28,8 @@ REQUEST = Request(
 
 def two_stages(first_layers: int) -> Plan:
     """Two stages of one chip each, which compute all activations again."""
-    stages = [
-        Stage(
-            layers=layers,
-            recompute=True,
-            replicas=(Replica(ranks=(rank,), chip="a-mini", batch_share=1),),
-        )
-        for rank, layers in enumerate([(0, first_layers), (first_layers, LAYERS)])
-    ]
-    return Plan(
-        model=REQUEST.model,
-        global_batch=8,
-        micro_batch=1,
-        schedule="1f1b",
-        zero_stage=1,
-        pipelines=(Pipeline(micro_batches=8, stages=tuple(stages)),),
-    )
+    layers = first_layers, LAYERS - first_layers
+    return make_plan(REQUEST.model, layers, (1, 1), (1, 1), (True, True), 1, 8)
 
 
 def new_trials() -> Trials:

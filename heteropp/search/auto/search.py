@@ -35,8 +35,8 @@ from heteropp.search.auto.trials import (
     Draft,
     Trial,
     Trials,
+    on_all,
     ranks_of,
-    renumbered,
 )
 from heteropp.search.judge import AHEAD
 from heteropp.search.planner import (
@@ -185,13 +185,10 @@ def _search_briefly(request: Request, seeds: Seeds, trials: Trials) -> Iterator[
     _try_seeds(seeds, request, own, FEWER_SEEDS)
     _improve(own)
     trials.simulated += own.simulated
-    for trial in _unlike(own.ranked(), RETURNED, _stages):
-        yield replace(trial.draft, plan=_on_all(trial.draft.plan, request, trials))
-
-
-def _on_all(plan: Plan, request: Request, trials: Trials) -> Plan:
-    """Returns a plan on the chips of a request with the ranks that these have among all."""
-    return renumbered(plan, dict(enumerate(map(trials.cluster.rank, request.cluster.members))))
+    best = _unlike(own.ranked(), RETURNED, _stages)
+    plans = on_all((trial.draft.plan for trial in best), request.cluster, trials.cluster)
+    for trial, plan in zip(best, plans, strict=True):
+        yield replace(trial.draft, plan=plan)
 
 
 def _seed_parts(trials: Trials, request: Request) -> None:
@@ -234,8 +231,8 @@ def _seeds(trials: Trials, request: Request, made: dict) -> Seeds:
 
 def _try_seeds(seeds: Seeds, request: Request, trials: Trials, count: int) -> float:
     """Tries so many of each kind, on the chips of a request; returns the least step."""
-    plans = [plan for kind in seeds for plan in kind[:count]]
-    tried = [_try(_on_all(plan, request, trials), trials) for plan in plans]
+    plans = (plan for kind in seeds for plan in kind[:count])
+    tried = [_try(plan, trials) for plan in on_all(plans, request.cluster, trials.cluster)]
     return min(tried, default=math.inf)
 
 

@@ -24,7 +24,7 @@ from heteropp.search.auto.regrouping import for_longer
 from heteropp.search.auto.slicing import for_longer_in_slices
 from heteropp.search.auto.spreading import WAYS as SPREAD_BY
 from heteropp.search.auto.spreading import degrees, roomier, spread
-from heteropp.search.auto.trials import renumbered
+from heteropp.search.auto.trials import on_all
 from heteropp.search.balance import Balance
 from heteropp.search.costs import Costs
 from heteropp.search.parts import WAYS
@@ -151,9 +151,7 @@ def _of_many_chips(request: Request) -> Iterator[Plan]:
     everyone, fewer = request.cluster, rounded(request.cluster)
     yield from _answers("exact", request)
     if fewer is not everyone:
-        number = dict(enumerate(map(everyone.rank, fewer.members)))
-        for plan in _answers("exact", replace(request, cluster=fewer)):
-            yield renumbered(plan, number)
+        yield from on_all(_answers("exact", replace(request, cluster=fewer)), fewer, everyone)
 
 
 def of_shorter(request: Request, freedom: Freedom, count: int = OF_SHORTER) -> Iterator[list[Plan]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -216,6 +216,13 @@ def ranks_of(plan: Plan) -> list[int]:
         for replica in stage.replicas
         for rank in replica.ranks
     ]
+
+
+def on_all(plans: Iterable[Plan], part: Cluster, everyone: Cluster) -> Iterator[Plan]:
+    """Yields plans on some of the chips with the ranks that these have among all."""
+    number = dict(enumerate(map(everyone.rank, part.members)))
+    for plan in plans:
+        yield renumbered(plan, number)
 
 
 def renumbered(plan: Plan, number: dict[int, int]) -> Plan:
