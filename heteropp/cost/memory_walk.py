@@ -171,7 +171,8 @@ class MemoryWalk:
         """
         p, s, _, _ = plan.place(rank)
         pipeline = plan.pipelines[p]
-        halved = {k for kind, _, k in table if kind == CODE[Kind.I]}
+        first_half = CODE[Kind.I]
+        halved = {k for kind, _, k in table if kind == first_half}
         none, copies = Exchange(), exchanges(plan)
         by_slice = [
             [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property, lru_cache
 
 
 class Kind(StrEnum):
@@ -37,7 +38,13 @@ class Action:
     micro_batch: int | None = None
     ministage: int = 0  # which of the stage's, in the stage's own order
 
-    @property
+    @cached_property
     def coded(self) -> Coded:
         """What native code takes."""
         return CODE[self.kind], self.micro_batch or 0, self.ministage
+
+
+@lru_cache(maxsize=65536)
+def shared_action(kind: Kind, micro_batch: int | None, ministage: int) -> Action:
+    """Returns the one object of an action that many tables hold."""
+    return Action(kind, micro_batch, ministage)

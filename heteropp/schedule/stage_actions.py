@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from heteropp.description.plan import Pipeline, Schedule, ministage_layers
-from heteropp.schedule.action import Action, Coded, Kind
+from heteropp.schedule.action import Action, Coded, Kind, shared_action
 from heteropp.schedule.orders import Work, in_parts, in_slices, order, put_off
 
 Part = tuple[int, int]  # a stage, and which of its ministages
@@ -104,14 +104,14 @@ def table_of(key: TableKey) -> tuple[Action, ...]:
     """Returns the table of a key. A search asks for the same ones again and again."""
     works = _works(key)
     last = {k: i for kind, i, k in works if kind in (Kind.B, Kind.W)}
+    around = {
+        (kind, k): place.around(kind, key.overlap, key.whole_backwards)
+        for k, place in enumerate(key.places)
+        for kind in (Kind.F, Kind.B, Kind.I, Kind.W)
+    }
     table: list[Action] = []
     for kind, micro_batch, ministage in works:
-        kinds = [Kind.W]
-        if kind == Kind.F:
-            kinds = key.places[ministage].forward
-        elif kind in (Kind.B, Kind.I):
-            kinds = key.places[ministage].backward(kind, key.overlap, key.whole_backwards)
-        table += [Action(k, micro_batch, ministage) for k in kinds]
+        table += [shared_action(k, micro_batch, ministage) for k in around[kind, ministage]]
         if kind in (Kind.B, Kind.W) and micro_batch == last[ministage]:
             table.append(Action(Kind.REDUCE, None, ministage))
     return (*table, Action(Kind.STEP))
@@ -217,12 +217,17 @@ class _Place:
     recompute: bool
     gathers: bool
 
-    @property
-    def forward(self) -> list[Kind]:
+    def around(self, kind: Kind, overlap: bool, whole: bool) -> list[Kind]:
+        """Returns a computation with what a replica does right before and after it, in order."""
+        if kind == Kind.F:
+            return self._forward()
+        return [kind] if kind == Kind.W else self._backward(kind, overlap, whole)
+
+    def _forward(self) -> list[Kind]:
         kinds = self._receive(self.receives, Kind.RECV_ACTIVATION, Kind.GATHER_ACTIVATION)
         return [*kinds, Kind.F, *([Kind.SEND_ACTIVATION] if self.sends else [])]
 
-    def backward(self, kind: Kind, overlap: bool, whole: bool) -> list[Kind]:
+    def _backward(self, kind: Kind, overlap: bool, whole: bool) -> list[Kind]:
         recompute = [Kind.R] if self.recompute else []
         wait = self._receive(self.sends, Kind.RECV_GRADIENT, Kind.GATHER_GRADIENT)
         before = recompute + wait if overlap else wait + recompute

@@ -152,6 +152,22 @@ def test_ministages_are_offloaded_instead_of_computed_again() -> None:
         assert all(not s.offload for p in found for s in p.pipelines[0].stages if s.ministages == 1)
 
 
+def test_smaller_groups_may_offload_what_they_have_no_room_for() -> None:
+    plan = pipeline_of((0, 1), (2, 3))
+    for ministages in (1, 2):
+        stages = [replace(stage, ministages=ministages) for stage in plan.pipelines[0].stages]
+        schedule = "interleaved-1f1b" if ministages > 1 else "1f1b"
+        found = neighbouring(replace(with_stages(plan, 0, stages), schedule=schedule))
+        ways = {
+            tuple((stage.tp, stage.offload) for stage in p.pipelines[0].stages)
+            for p in found
+            if p.schedule == schedule
+        }
+        assert {((1, False), (1, False)), ((2, False), (1, False))} <= ways
+        offloaded = {((1, True), (1, True)), ((1, True), (2, False)), ((2, False), (1, True))}
+        assert ways & offloaded == (offloaded if ministages > 1 else set())
+
+
 @pytest.mark.parametrize(
     ("schedule", "held", "others"),
     [("gpipe", 1, {2, 4}), ("gpipe", 3, {2, 4}), ("interleaved-1f1b", 4, {3, 5, 8})],

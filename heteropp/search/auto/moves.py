@@ -202,16 +202,22 @@ def _ministages(plan: Plan) -> Iterator[Plan]:
 
 
 def _degrees(plan: Plan) -> Iterator[Plan]:
-    """Chips as tensor-parallel groups twice or half as large, of all stages at once or of one."""
-    for factor in (2, 0.5):
-        yield with_each(plan, lambda stage: _with_tp(plan, stage, factor) or stage)  # noqa: B023
+    """Chips as tensor-parallel groups twice or half as large, of all stages at once or of one.
+    Smaller groups need more memory, for which activations may wait in that of the host.
+    """
+    larger, smaller = partial(_with_tp, plan, 2), partial(_with_tp, plan, 0.5)
+    for change in (larger, smaller):
+        yield with_each(plan, partial(_changed, change))
+    yield with_each(plan, lambda stage: _offloaded(_changed(smaller, stage)))
     for p, s, stage in places(plan):
-        for factor in (2, 0.5):
-            if other := _with_tp(plan, stage, factor):
-                yield with_one(plan, p, s, other)
+        if other := larger(stage):
+            yield with_one(plan, p, s, other)
+        if other := smaller(stage):
+            for made in dict.fromkeys((other, _offloaded(other))):
+                yield with_one(plan, p, s, made)
 
 
-def _with_tp(plan: Plan, stage: Stage, factor: float) -> Stage | None:
+def _with_tp(plan: Plan, factor: float, stage: Stage) -> Stage | None:
     tp = int(factor * stage.tp)
     if not tp or len({replica.chip for replica in stage.replicas}) > 1:
         return None
