@@ -45,6 +45,6 @@ class Action:
 
 
 @lru_cache(maxsize=65536)
-def shared_action(kind: Kind, micro_batch: int | None, ministage: int) -> Action:
-    """Returns the one object of an action that many tables hold."""
+def shared_action(kind: Kind, micro_batch: int | None = None, ministage: int = 0) -> Action:
+    """Returns an action, made once for all tables that hold it."""
     return Action(kind, micro_batch, ministage)

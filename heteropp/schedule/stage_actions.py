@@ -113,8 +113,8 @@ def table_of(key: TableKey) -> tuple[Action, ...]:
     for kind, micro_batch, ministage in works:
         table += [shared_action(k, micro_batch, ministage) for k in around[kind, ministage]]
         if kind in (Kind.B, Kind.W) and micro_batch == last[ministage]:
-            table.append(Action(Kind.REDUCE, None, ministage))
-    return (*table, Action(Kind.STEP))
+            table.append(shared_action(Kind.REDUCE, None, ministage))
+    return (*table, shared_action(Kind.STEP))
 
 
 @lru_cache(maxsize=4096)
@@ -218,10 +218,14 @@ class _Place:
     gathers: bool
 
     def around(self, kind: Kind, overlap: bool, whole: bool) -> list[Kind]:
-        """Returns a computation with what a replica does right before and after it, in order."""
+        """Returns what a replica does for a computation, in order: the computation or its two
+        halves, with the messages around it.
+        """
         if kind == Kind.F:
             return self._forward()
-        return [kind] if kind == Kind.W else self._backward(kind, overlap, whole)
+        if kind == Kind.W:
+            return [kind]
+        return self._backward(kind, overlap, whole)
 
     def _forward(self) -> list[Kind]:
         kinds = self._receive(self.receives, Kind.RECV_ACTIVATION, Kind.GATHER_ACTIVATION)

@@ -152,20 +152,49 @@ def test_ministages_are_offloaded_instead_of_computed_again() -> None:
         assert all(not s.offload for p in found for s in p.pipelines[0].stages if s.ministages == 1)
 
 
-def test_smaller_groups_may_offload_what_they_have_no_room_for() -> None:
-    plan = pipeline_of((0, 1), (2, 3))
-    for ministages in (1, 2):
-        stages = [replace(stage, ministages=ministages) for stage in plan.pipelines[0].stages]
-        schedule = "interleaved-1f1b" if ministages > 1 else "1f1b"
-        found = neighbouring(replace(with_stages(plan, 0, stages), schedule=schedule))
-        ways = {
-            tuple((stage.tp, stage.offload) for stage in p.pipelines[0].stages)
-            for p in found
-            if p.schedule == schedule
-        }
-        assert {((1, False), (1, False)), ((2, False), (1, False))} <= ways
-        offloaded = {((1, True), (1, True)), ((1, True), (2, False)), ((2, False), (1, True))}
-        assert ways & offloaded == (offloaded if ministages > 1 else set())
+@pytest.mark.parametrize("ministages", [1, 2])
+def test_groups_that_become_smaller_may_offload_at_once(ministages: int) -> None:
+    plan = with_ministages(pipeline_of((0, 1), (2, 3)), ministages)
+    plain = {((1, False), (1, False)), ((1, False), (2, False)), ((2, False), (1, False))}
+    offloaded = {((1, True), (1, True)), ((1, True), (2, False)), ((2, False), (1, True))}
+    assert other_degrees(plan) == plain | (offloaded if ministages > 1 else set())
+
+
+def test_only_groups_that_become_smaller_offload_at_once() -> None:
+    """Not those that become larger, nor those that stay."""
+    plan = pipeline_of((0, 1), (2,))
+    second = plan.pipelines[0].stages[1]
+    replicas = tuple(Replica(ranks=(rank,), chip="c-mini", batch_share=1) for rank in (2, 3))
+    plan = with_stages(plan, 0, [plan.pipelines[0].stages[0], replace(second, replicas=replicas)])
+    plain = {((1, False), (1, False)), ((2, False), (2, False))}
+    assert other_degrees(with_ministages(plan, 2)) == plain | {((1, True), (1, False))}
+
+
+def with_ministages(plan: Plan, ministages: int) -> Plan:
+    stages = [replace(stage, ministages=ministages) for stage in plan.pipelines[0].stages]
+    schedule: Schedule = "interleaved-1f1b" if ministages > 1 else "1f1b"
+    return replace(with_stages(plan, 0, stages), schedule=schedule)
+
+
+def other_degrees(plan: Plan) -> set[tuple[tuple[int, bool], ...]]:
+    """The tp of each stage, and whether it offloads, of neighbours that give the same chips other
+    degrees.
+    """
+    degrees = [stage.tp for stage in plan.pipelines[0].stages]
+    return {
+        tuple((stage.tp, stage.offload) for stage in stages)
+        for other in neighbouring(plan)
+        for stages in [other.pipelines[0].stages]
+        if other.schedule == plan.schedule and ranks_by_stage(other) == ranks_by_stage(plan)
+        if [stage.tp for stage in stages] != degrees
+    }
+
+
+def ranks_by_stage(plan: Plan) -> list[list[int]]:
+    return [
+        sorted(rank for replica in stage.replicas for rank in replica.ranks)
+        for stage in plan.pipelines[0].stages
+    ]
 
 
 @pytest.mark.parametrize(

@@ -203,18 +203,19 @@ def _ministages(plan: Plan) -> Iterator[Plan]:
 
 def _degrees(plan: Plan) -> Iterator[Plan]:
     """Chips as tensor-parallel groups twice or half as large, of all stages at once or of one.
-    Smaller groups need more memory, for which activations may wait in that of the host.
+    Smaller groups need more memory, so they are also tried with their activations offloaded.
     """
     larger, smaller = partial(_with_tp, plan, 2), partial(_with_tp, plan, 0.5)
-    for change in (larger, smaller):
-        yield with_each(plan, partial(_changed, change))
-    yield with_each(plan, lambda stage: _offloaded(_changed(smaller, stage)))
+
+    def smaller_offloaded(stage: Stage) -> Stage | None:
+        made = smaller(stage)
+        return made and _offloaded(made)
+
+    changes = larger, smaller, smaller_offloaded
+    yield from dict.fromkeys(with_each(plan, partial(_changed, change)) for change in changes)
     for p, s, stage in places(plan):
-        if other := larger(stage):
-            yield with_one(plan, p, s, other)
-        if other := smaller(stage):
-            for made in dict.fromkeys((other, _offloaded(other))):
-                yield with_one(plan, p, s, made)
+        for made in filter(None, dict.fromkeys(change(stage) for change in changes)):
+            yield with_one(plan, p, s, made)
 
 
 def _with_tp(plan: Plan, factor: float, stage: Stage) -> Stage | None:
