@@ -10,7 +10,7 @@ from clusters import cluster_of, tiny_model
 from ditorch.chips import load_chip
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
 from heteropp.description.schedules import Schedule
-from heteropp.search.auto.changed import with_stages
+from heteropp.search.auto.changed import with_each, with_one, with_stages
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.auto.moves import neighbours
 from heteropp.search.auto.trials import Draft, ranks_of
@@ -133,14 +133,9 @@ def test_smaller_micro_batches_leave_room_to_compute_nothing_again() -> None:
 
 
 def test_ministages_are_offloaded_instead_of_computed_again() -> None:
-    plan = pipeline_of((0, 1), (2,))
+    plan = with_each(pipeline_of((0, 1), (2,)), lambda stage: replace(stage, recompute=True))
     for ministages in (1, 2):
-        stages = [
-            replace(stage, recompute=True, ministages=ministages)
-            for stage in plan.pipelines[0].stages
-        ]
-        schedule = "interleaved-1f1b" if ministages > 1 else "1f1b"
-        found = neighbouring(replace(with_stages(plan, 0, stages), schedule=schedule))
+        found = neighbouring(with_ministages(plan, ministages))
         interleaved = [p for p in found if p.pipelines[0].stages[0].ministages > 1]
         ways = {
             tuple((stage.offload, stage.recompute) for stage in p.pipelines[0].stages)
@@ -165,15 +160,15 @@ def test_only_groups_that_become_smaller_offload_at_once() -> None:
     plan = pipeline_of((0, 1), (2,))
     second = plan.pipelines[0].stages[1]
     replicas = tuple(Replica(ranks=(rank,), chip="c-mini", batch_share=1) for rank in (2, 3))
-    plan = with_stages(plan, 0, [plan.pipelines[0].stages[0], replace(second, replicas=replicas)])
+    plan = with_one(plan, 0, 1, replace(second, replicas=replicas))
     plain = {((1, False), (1, False)), ((2, False), (2, False))}
     assert other_degrees(with_ministages(plan, 2)) == plain | {((1, True), (1, False))}
 
 
 def with_ministages(plan: Plan, ministages: int) -> Plan:
-    stages = [replace(stage, ministages=ministages) for stage in plan.pipelines[0].stages]
     schedule: Schedule = "interleaved-1f1b" if ministages > 1 else "1f1b"
-    return replace(with_stages(plan, 0, stages), schedule=schedule)
+    interleaved = with_each(plan, lambda stage: replace(stage, ministages=ministages))
+    return replace(interleaved, schedule=schedule)
 
 
 def other_degrees(plan: Plan) -> set[tuple[tuple[int, bool], ...]]:
