@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from heteropp.search.auto.fitting import try_fitting
 from heteropp.search.auto.moves import SLACK, neighbours
 from heteropp.search.auto.trials import Draft, Trial, Trials
 
@@ -66,7 +67,7 @@ def _faster(
     """
     begun_at = trials.simulated
     for draft in drafts:
-        found = trials.try_(draft, cutoff_s)
+        found = try_fitting(draft, trials, cutoff_s)
         if found and found.step_s < best.step_s * (1 - LEAST_GAIN):
             return found, False
         if trials.simulated - begun_at >= most:

@@ -14,8 +14,9 @@ from heteropp.search.auto.busy import balanced, with_layers
 from heteropp.search.auto.changed import places, with_each, with_one, with_stages
 from heteropp.search.auto.expert_moves import expert_parallel
 from heteropp.search.auto.freedom import Freedom, as_schedule
-from heteropp.search.auto.joining import STEPS, idle_joined, scaled, shared, with_replica
+from heteropp.search.auto.joining import STEPS, idle_joined, shared
 from heteropp.search.auto.regrouping import regrouped, way_of
+from heteropp.search.auto.replica_moves import exchanged, moved
 from heteropp.search.auto.slicing import cut_anew, token_slices, whole
 from heteropp.search.auto.spreading import with_shares_that_fit
 from heteropp.search.auto.trials import Draft, with_pipelines
@@ -46,7 +47,8 @@ def neighbours(draft: Draft, freedom: Freedom) -> list[Kind]:
         and_balanced(_order(plan), freedom),
         and_balanced(_joined(plan, freedom), freedom),
         and_balanced(_cut(plan), freedom),
-        and_balanced(_moved(plan), freedom),
+        and_balanced(moved(plan), freedom),
+        exchanged(plan, freedom.request.cluster),
         _shares(plan),
         _micro_batches(plan),
         and_balanced(_fewer(plan), freedom),
@@ -414,23 +416,6 @@ def _half(plan: Plan, stage: Stage, tp: int, cp: int, part: int) -> Stage:
         sequence_parallel=stage.sequence_parallel and tp > 1,
         replicas=tuple(map(half, stage.replicas)),
     )
-
-
-def _moved(plan: Plan) -> Iterator[Plan]:
-    """A replica moves to another stage of its pipeline and takes an even share there, or less."""
-    for p, pipeline in enumerate(plan.pipelines):
-        for i, j in itertools.permutations(range(len(pipeline.stages)), 2):
-            giver, taker = pipeline.stages[i], pipeline.stages[j]
-            if giver.dp == 1 or (giver.tp, giver.cp) != (taker.tp, taker.cp):
-                continue
-            for chip in dict.fromkeys(replica.chip for replica in giver.replicas):
-                moved = next(replica for replica in giver.replicas if replica.chip == chip)
-                left = tuple(replica for replica in giver.replicas if replica != moved)
-                stages = list(pipeline.stages)
-                stages[i] = scaled(replace(giver, replicas=left), plan.micro_batch)
-                for joined in with_replica(taker, moved, plan.micro_batch):
-                    stages[j] = joined
-                    yield with_stages(plan, p, stages)
 
 
 def _shares(plan: Plan) -> Iterator[Plan]:

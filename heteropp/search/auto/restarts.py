@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from heteropp.description.plan import Plan
 from heteropp.search.auto.climb import climb
+from heteropp.search.auto.fitting import try_fitting
 from heteropp.search.auto.trials import WORTH_MORE, Trial, Trials
 
 MOST_IN_VAIN = 100  # starts of each way to differ, where the clock is the limit
@@ -53,7 +54,7 @@ def _restart(trials: Trials, climbed: list[Plan], restarts: Restarts, hasty: boo
         if start is None or trials.budget.spent:
             break
         known.add(unlike(start.plan))
-        if found := trials.try_(start):
+        if found := try_fitting(start, trials):
             climbed += start.plan, climb(found, trials, hasty).draft.plan
             known |= set(map(unlike, climbed[-2:]))
         if trials.best_s < best_s * (1 - WORTH_MORE):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from heteropp.cost.capacity import fits
+from heteropp.cost.capacity import lacking_host, most_lacking
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
 from heteropp.description.profile import ProfileError
@@ -56,6 +56,8 @@ class Trials:
         self.best_s = math.inf
         # where climbs end that come to a draft and leave out no neighbour from there on
         self.optima: dict[Draft, Trial] = {}
+        # drafts for which chips have no memory: the pipeline and the stage that lack most
+        self.lacking: dict[Draft, tuple[int, int]] = {}
         self._known: dict[Draft, Trial | None] = {}
         # steps of drafts that are not among these, with all slack, whether or not it fits
         self._least_s: dict[Draft, float] = {}
@@ -116,7 +118,10 @@ class Trials:
         most = plan
         if draft.ahead is not None:
             most, plan = with_most_slack(plan, draft.ahead), with_slack(plan, cluster, draft.ahead)
-        if not fits(plan, cluster):
+        lacking_bytes, rank = most_lacking(plan, cluster)
+        if lacking_bytes > 0:
+            self.lacking[draft] = plan.place(rank)[:2]
+        if lacking_bytes > 0 or lacking_host(plan, cluster):
             return None
         known = draft in self._least_s and plan == most
         step_s = self._least_s[draft] if known else self._simulated(plan, cluster)

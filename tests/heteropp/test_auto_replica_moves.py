@@ -1,0 +1,117 @@
+"""Stages exchange replicas, so that they lie on other nodes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from clusters import cluster_of, tiny_model
+
+from ditorch.chips import load_chip
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage, validate
+from heteropp.search.auto.freedom import Freedom
+from heteropp.search.auto.moves import neighbours
+from heteropp.search.auto.replica_moves import exchanged
+from heteropp.search.auto.trials import Draft, ranks_of
+from heteropp.search.planner import OPTIONS, Request
+
+SHARES = (3, 1)
+
+
+def nodes_of(*chips: str) -> Cluster:
+    """A cluster of nodes of four chips each."""
+    return cluster_of(*((chip, load_chip(chip), 4) for chip in chips))
+
+
+def plan_of(cluster: Cluster, *stages: tuple[tuple[int, ...], ...]) -> Plan:
+    """A plan of stages of one layer each. stages: the ranks of each of its one or two replicas."""
+    return Plan(
+        model=tiny_model(len(stages)),
+        global_batch=8,
+        micro_batch=4,
+        schedule="1f1b",
+        zero_stage=1,
+        pipelines=(
+            Pipeline(
+                micro_batches=2,
+                stages=tuple(
+                    Stage(
+                        layers=(s, s + 1),
+                        recompute=False,
+                        replicas=tuple(
+                            Replica(
+                                ranks=ranks,
+                                chip=cluster.node(ranks[0]).chip_name,
+                                batch_share=share if len(replicas) > 1 else 4,
+                            )
+                            for ranks, share in zip(replicas, SHARES, strict=False)
+                        ),
+                    )
+                    for s, replicas in enumerate(stages)
+                ),
+            ),
+        ),
+    )
+
+
+def ranks_by_stage(plan: Plan) -> list[tuple[tuple[int, ...], ...]]:
+    return [tuple(r.ranks for r in stage.replicas) for stage in plan.pipelines[0].stages]
+
+
+def nodes_by_stage(plan: Plan, cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+    """The nodes of each stage's ranks; no replica of these tests is on two."""
+    return tuple(
+        tuple(sorted(cluster.node_index(rank) for r in stage.replicas for rank in r.ranks))
+        for stage in plan.pipelines[0].stages
+    )
+
+
+def test_stages_on_a_node_each_share_both() -> None:
+    cluster = nodes_of("a-mini", "a-mini")
+    plan = plan_of(cluster, ((0,), (1,)), ((4,), (5,)))
+    assert [ranks_by_stage(p) for p in exchanged(plan, cluster)] == [[((4,), (1,)), ((0,), (5,))]]
+    request = Request(cluster=cluster, model=plan.model, global_batch=8, open=frozenset(OPTIONS))
+    kinds = neighbours(Draft(plan), Freedom(request))
+    assert any(draft.plan in exchanged(plan, cluster) for kind in kinds for draft in kind)
+
+
+def test_only_as_many_ranks_of_the_same_chip_are_exchanged() -> None:
+    cluster = nodes_of("a-mini", "c-mini")
+    assert not list(exchanged(plan_of(cluster, ((0,), (1,)), ((4,), (5,))), cluster))
+    cluster = nodes_of("a-mini", "a-mini")
+    assert not list(exchanged(plan_of(cluster, ((0, 1), (2, 3)), ((4,), (5,))), cluster))
+    assert not list(exchanged(plan_of(cluster, ((0,), (1,)), ((2,), (3,))), cluster))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_exchange_that_puts_stages_elsewhere_is_there_once(seed: int) -> None:
+    generator = random.Random(seed)
+    cluster = nodes_of(*generator.choices(["a-mini", "c-mini"], k=3))
+    ranks = generator.sample(range(12), 12)
+    plan = plan_of(cluster, *(((ranks[i],), (ranks[i + 1],)) for i in range(0, 12, 2)))
+    validate(plan)
+    found = list(exchanged(plan, cluster))
+    for other in found:
+        validate(other)
+        assert sorted(ranks_of(other)) == sorted(ranks_of(plan))
+        for stage in other.pipelines[0].stages:
+            assert tuple(replica.batch_share for replica in stage.replicas) == SHARES
+            for replica in stage.replicas:
+                assert replica.chip == cluster.node(replica.ranks[0]).chip_name
+    expected = set()
+    for i in range(12):
+        for j in range(i):
+            if cluster.node(ranks[i]).chip_name == cluster.node(ranks[j]).chip_name:
+                other = list(ranks)
+                other[i], other[j] = ranks[j], ranks[i]
+                expected.add(on_nodes(cluster, other))
+    expected.discard(on_nodes(cluster, ranks))
+    assert Counter(nodes_by_stage(p, cluster) for p in found) == Counter(expected)
+
+
+def on_nodes(cluster: Cluster, ranks: list[int]) -> tuple[tuple[int, ...], ...]:
+    """The nodes of stages that have two of these ranks each, in turn."""
+    nodes = [cluster.node_index(rank) for rank in ranks]
+    return tuple(tuple(sorted(nodes[i : i + 2])) for i in range(0, len(nodes), 2))
