@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from clusters import cluster_of, tiny_model
@@ -75,6 +76,29 @@ def test_stages_on_a_node_each_share_both() -> None:
     request = Request(cluster=cluster, model=plan.model, global_batch=8, open=frozenset(OPTIONS))
     kinds = neighbours(Draft(plan), Freedom(request))
     assert any(draft.plan in exchanged(plan, cluster) for kind in kinds for draft in kind)
+
+
+def test_a_replica_moves_to_another_stage() -> None:
+    cluster = nodes_of("a-mini", "c-mini")
+    plan = plan_of(cluster, ((0,), (1,)), ((4,),))
+    request = Request(cluster=cluster, model=plan.model, global_batch=8, open=frozenset(OPTIONS))
+    others = [d.plan for kind in neighbours(Draft(plan), Freedom(request)) for d in kind]
+    found = [other for other in others if ranks_by_stage(other) == [((1,),), ((4,), (0,))]]
+    assert {tuple(r.batch_share for r in p.pipelines[0].stages[1].replicas) for p in found} >= {
+        (2, 2),
+        (3, 1),
+    }
+
+
+def test_stages_of_two_pipelines_exchange_replicas_of_two_nodes() -> None:
+    cluster = nodes_of("a-mini", "a-mini", "a-mini")
+    plan = plan_of(cluster, ((0, 4), (1, 5)))
+    other = plan_of(cluster, ((2, 8), (3, 9))).pipelines[0]
+    both = replace(plan, global_batch=16, pipelines=(*plan.pipelines, other))
+    (exchange,) = exchanged(both, cluster)
+    assert [
+        tuple(r.ranks for r in pipeline.stages[0].replicas) for pipeline in exchange.pipelines
+    ] == [((2, 8), (1, 5)), ((0, 4), (3, 9))]
 
 
 def test_only_as_many_ranks_of_the_same_chip_are_exchanged() -> None:

@@ -1,4 +1,4 @@
-"""Drafts that memory has no room for compute activations again, until it has."""
+"""Recompute for drafts that do not fit in memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from heteropp.search.auto.trials import Draft, Trial, Trials
 
 
 def try_fitting(draft: Draft, trials: Trials, cutoff_s: float = math.inf) -> Trial | None:
-    """Returns a draft simulated, whose stages compute as much again as they must to fit: the one
-    that lacks most memory first attention alone, then all. None where that does not help, or is as
-    slow as the cutoff.
+    """Simulates a draft. While it does not fit, the stage that lacks most memory recomputes
+    attention, then everything. Returns None if it still does not fit, or takes the cutoff at least.
     """
     found = trials.try_(draft, cutoff_s)
     while found is None and (place := trials.lacking.get(draft)):
@@ -27,11 +26,16 @@ def try_fitting(draft: Draft, trials: Trials, cutoff_s: float = math.inf) -> Tri
 
 
 def _smaller(stage: Stage, selective: bool) -> Stage | None:
-    """Returns a stage that keeps fewer activations, or None where it keeps none already.
+    """Returns a stage that keeps fewer activations, or None where it recomputes them all already.
 
     selective: whether attention alone may be computed again.
     """
-    if stage.recompute or stage.offload:
+    if stage.recompute:
         return None
     attention = selective and not stage.selective_recompute
-    return replace(stage, recompute=not attention, selective_recompute=attention)
+    return replace(
+        stage,
+        recompute=not attention,
+        selective_recompute=attention,
+        offload=stage.offload and attention,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from heteropp.description.cluster import Cluster
@@ -30,33 +30,31 @@ def moved(plan: Plan) -> Iterator[Plan]:
 
 
 def exchanged(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
-    """Two stages exchange the ranks of a replica of each, which are as many of the same chip: once
-    for every set of nodes on which stages lie then. Where a stage's replicas lie decides which
-    links its reductions and its messages take.
+    """Two stages exchange the ranks of one replica each, of the same chip and size. Of exchanges
+    that put the stages on the same nodes, only the first is yielded: nodes decide which links the
+    messages and reductions of a stage take.
     """
-    known = {_nodes(plan, cluster)}
     for (p, s, one), (q, t, other) in itertools.combinations(places(plan), 2):
-        for i, j in itertools.product(range(one.dp), range(other.dp)):
+        ways = itertools.product(_by_nodes(one, cluster), _by_nodes(other, cluster))
+        for (i, nodes), (j, other_nodes) in ways:
             a, b = one.replicas[i], other.replicas[j]
-            if a.chip == b.chip and len(a.ranks) == len(b.ranks):
+            if nodes != other_nodes and a.chips == b.chips and len(a.ranks) == len(b.ranks):
                 made = with_one(plan, p, s, _with_ranks(one, i, b.ranks))
-                made = with_one(made, q, t, _with_ranks(other, j, a.ranks))
-                nodes = _nodes(made, cluster)
-                if nodes not in known:
-                    known.add(nodes)
-                    yield made
+                yield with_one(made, q, t, _with_ranks(other, j, a.ranks))
+
+
+def _by_nodes(stage: Stage, cluster: Cluster) -> list[tuple[int, tuple[int, ...]]]:
+    """Returns the number and the nodes, by rank, of those of a stage's replicas that are the first
+    on their nodes.
+    """
+    first: dict[tuple[int, ...], int] = {}
+    for r, replica in enumerate(stage.replicas):
+        first.setdefault(tuple(map(cluster.node_index, replica.ranks)), r)
+    return [(r, nodes) for nodes, r in first.items()]
 
 
 def _with_ranks(stage: Stage, r: int, ranks: tuple[int, ...]) -> Stage:
-    """Returns a stage of whose replicas that one has other ranks."""
+    """Returns the stage with other ranks for replica r."""
     replicas = list(stage.replicas)
     replicas[r] = replace(replicas[r], ranks=ranks)
     return replace(stage, replicas=tuple(replicas))
-
-
-def _nodes(plan: Plan, cluster: Cluster) -> Hashable:
-    """Returns the nodes on which the ranks of each replica of each stage lie."""
-    return tuple(
-        tuple(sorted(tuple(map(cluster.node_index, r.ranks)) for r in stage.replicas))
-        for _, _, stage in places(plan)
-    )

@@ -54,9 +54,10 @@ def _restart(trials: Trials, climbed: list[Plan], restarts: Restarts, hasty: boo
         if start is None or trials.budget.spent:
             break
         known.add(unlike(start.plan))
-        if found := try_fitting(start, trials):
-            climbed += start.plan, climb(found, trials, hasty).draft.plan
-            known |= set(map(unlike, climbed[-2:]))
+        if found := try_fitting(start, trials, restarts.close * trials.best_s):
+            plans = start.plan, found.draft.plan, climb(found, trials, hasty).draft.plan
+            climbed += plans
+            known |= set(map(unlike, plans))
         if trials.best_s < best_s * (1 - WORTH_MORE):
             return True
     return False

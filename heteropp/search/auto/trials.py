@@ -56,7 +56,7 @@ class Trials:
         self.best_s = math.inf
         # where climbs end that come to a draft and leave out no neighbour from there on
         self.optima: dict[Draft, Trial] = {}
-        # drafts for which chips have no memory: the pipeline and the stage that lack most
+        # drafts that do not fit in the chips' memory: the pipeline and stage that lack most
         self.lacking: dict[Draft, tuple[int, int]] = {}
         self._known: dict[Draft, Trial | None] = {}
         # steps of drafts that are not among these, with all slack, whether or not it fits
