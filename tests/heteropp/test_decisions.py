@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
 from elastic_world import MEMBERS, NODES, World
 
 from heteropp.elastic import decisions
@@ -207,17 +208,34 @@ def test_a_recovery_without_snapshots_waits_for_a_node_and_not_for_ever() -> Non
 
 def test_members_that_end_without_a_word_are_tried_three_times() -> None:
     world = World()
-    for _ in range(3):
-        assert world.outcome is None
-        world.tick()
-        world.find_plan(MEMBERS)
-        world.tick()
-        for member in list(world.alive):
-            world.die(member, code=1)
-        world.tick()
+    starts_fail(world, 3)
     assert world.number == 3
     assert world.outcome and world.outcome.exit_code == 1
     assert world.outcome.sentence == "members ended without a word; 3 times in a row without a step"
+
+
+@pytest.mark.parametrize("failed_before", [0, 1, 2])
+def test_a_lost_chip_excuses_the_starts_before_it_and_none_after_it(failed_before: int) -> None:
+    world = World()
+    starts_fail(world, failed_before)
+    world.lose_node("a")
+    starts_fail(world, 3)
+    assert world.number == failed_before + 3
+    assert world.outcome and world.outcome.sentence
+    assert world.outcome.sentence.endswith("; 3 times in a row without a step")
+
+
+def starts_fail(world: World, times: int) -> None:
+    """Starts all members again and again, which end without a word."""
+    for _ in range(times):
+        assert world.outcome is None
+        while not world.alive:  # a plan that was sought before a chip was lost is of no use
+            world.tick()
+            world.find_plan(MEMBERS)
+            world.tick()
+        for member in list(world.alive):
+            world.die(member, code=1)
+        world.tick()
 
 
 def test_chips_that_no_plan_fits_let_training_go_on_as_it_is() -> None:

@@ -61,7 +61,7 @@ class JobState:
     refused: frozenset[str] | None = None  # chips for which there is no plan
     linger_until_s: float = 0.0  # monotonic: members that left have so long to end by themselves
     tries: int = 0  # in a row without a step, but for those that cost a chip
-    cost_a_chip: bool = False  # whether what happened since the last step did
+    cost_a_chip: bool = False  # whether what happened since the last start or step did
     awaited: Awaited | None = None  # what the last recovery lacked
     stop_by_s: float | None = None  # monotonic; None: not told to stop
     verdict: JobOutcome | None = None  # the outcome, once all members have ended

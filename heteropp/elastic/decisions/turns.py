@@ -135,6 +135,9 @@ def _start(reaction: Reaction, phase: Planning, members: tuple[str, ...]) -> Non
         history=state.history.plan_next(),
         finished=state.finished.difference(members),
         live={**state.live, **dict.fromkeys(fresh, generation.number)},
+        # a chip lost by now may be why earlier starts failed, but not why this one does
+        tries=0 if state.cost_a_chip else state.tries,
+        cost_a_chip=False,
     )
     reaction.ask(StartMembers(generation=generation))
     deadline_s = reaction.now_s + _start_s(state)
