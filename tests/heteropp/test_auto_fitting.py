@@ -28,7 +28,9 @@ from heteropp.simulator.simulate import simulate
 MODEL = tiny_model(6)
 # two stages of one chip each, which keep all activations
 PLAN = make_plan(MODEL, (3, 3), (1, 1), (1, 1), (False, False), 1, 8)
-MODES = KEEP, ATTENTION, ALL = (False, False), (False, True), (True, False)
+# whether all is computed again, and whether attention alone
+ATTENTION, ALL = (False, True), (True, False)
+MODES = (False, False), ATTENTION, ALL
 
 
 def chip_with(capacity_bytes: int) -> ChipSpec:
@@ -61,13 +63,13 @@ def in_mode(mode: tuple[bool, bool]) -> Plan:
     )
 
 
-def need_bytes(mode: tuple[bool, bool]) -> list[int]:
-    """What each stage needs in a mode; a chip's memory does not depend on the other stage's."""
-    return [memory.total for memory in rank_memory(in_mode(mode), cluster_with(1 << 30))]
+def need_bytes(plan: Plan) -> list[int]:
+    """What each stage of one chip needs; that does not depend on the other stage's mode."""
+    return [memory.total for memory in rank_memory(plan, cluster_with(1 << 30))]
 
 
 def test_each_stage_computes_as_much_again_as_it_must() -> None:
-    needs = {mode: need_bytes(mode) for mode in MODES}
+    needs = {mode: need_bytes(in_mode(mode)) for mode in MODES}
     ends = set()
     for capacity_bytes in {n - short for need in needs.values() for n in need for short in (0, 1)}:
         enough = [
@@ -86,8 +88,8 @@ def test_each_stage_computes_as_much_again_as_it_must() -> None:
 
 
 def test_what_takes_the_cutoff_is_not_tried_again() -> None:
-    capacity_bytes = max(need_bytes(ATTENTION))
-    assert capacity_bytes < max(need_bytes(KEEP))
+    capacity_bytes = max(need_bytes(in_mode(ATTENTION)))
+    assert capacity_bytes < max(need_bytes(PLAN))
     trials = trials_with(capacity_bytes)
     fitting = try_fitting(Draft(PLAN), trials)
     least_s = simulate(PLAN, trials.cluster).step_s
@@ -100,7 +102,7 @@ def test_what_takes_the_cutoff_is_not_tried_again() -> None:
 
 
 def test_a_slow_draft_is_not_asked_whether_it_fits() -> None:
-    trials = trials_with(min(need_bytes(KEEP)) // 2)
+    trials = trials_with(min(need_bytes(PLAN)) // 2)
     assert try_fitting(Draft(PLAN), trials, simulate(PLAN, trials.cluster).step_s) is None
     assert not trials.lacking
     assert try_fitting(Draft(PLAN), trials) is None
@@ -116,7 +118,7 @@ def test_a_stage_of_any_pipeline_computes_again_and_slack_stays() -> None:
     plan = replace(
         PLAN, global_batch=16, pipelines=(*PLAN.pipelines, replace(later, stages=tuple(small)))
     )
-    large_bytes, small_bytes = 10 * max(need_bytes(KEEP)), max(need_bytes(ATTENTION))
+    large_bytes, small_bytes = 10 * max(need_bytes(PLAN)), max(need_bytes(in_mode(ATTENTION)))
     chips = (CHIP, chip_with(large_bytes), 2), ("small", chip_with(small_bytes), 2)
     found = try_fitting(Draft(plan, ahead=1), trials_on(cluster_of(*chips), plan))
     assert found is not None
@@ -132,7 +134,7 @@ def test_offloaded_activations_are_computed_again_where_the_rest_does_not_fit() 
     assert interleaved is not None
     plan = with_each(interleaved, lambda stage: replace(stage, offload=True))
     attention = with_each(plan, lambda stage: replace(stage, selective_recompute=True))
-    needs = [memory.total for memory in rank_memory(attention, cluster_with(1 << 30))]
+    needs = need_bytes(attention)
     for short, last in ((0, (False, True, True)), (1, (True, False, False))):
         found = try_fitting(Draft(plan), trials_with(max(needs) - short))
         assert found is not None
@@ -144,7 +146,7 @@ def test_offloaded_activations_are_computed_again_where_the_rest_does_not_fit() 
 
 def test_fused_attention_is_not_computed_again_alone() -> None:
     plan = replace(PLAN, model=replace(MODEL, attention="fused"))
-    needs = [memory.total for memory in rank_memory(plan, cluster_with(1 << 30))]
+    needs = need_bytes(plan)
     found = try_fitting(Draft(plan), trials_on(cluster_with(max(needs) - 1), plan))
     assert found is not None
     assert [stage.recompute for stage in found.plan.pipelines[0].stages] == [True, False]
@@ -194,7 +196,7 @@ def climbed(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
 
 def two_starts() -> tuple[Trials, Trial, Trial]:
     """Trials that know of PLAN, which does not fit; a start; and what PLAN fits as."""
-    capacity_bytes = max(need_bytes(ATTENTION)) - 1
+    capacity_bytes = max(need_bytes(in_mode(ATTENTION))) - 1
     trials = trials_with(capacity_bytes)
     other = as_schedule(in_mode(ALL), "gpipe", 1)
     assert other is not None

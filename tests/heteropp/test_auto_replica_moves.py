@@ -1,4 +1,4 @@
-"""Stages exchange replicas, so that they lie on other nodes."""
+"""Replicas go to other stages: one moves, or two stages exchange one each."""
 
 from __future__ import annotations
 
@@ -62,27 +62,30 @@ def ranks_by_stage(plan: Plan) -> list[tuple[tuple[int, ...], ...]]:
 
 
 def nodes_by_stage(plan: Plan, cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """The nodes of each stage's ranks; no replica of these tests is on two."""
+    """The nodes of each stage's replicas, of one rank each."""
     return tuple(
         tuple(sorted(cluster.node_index(rank) for r in stage.replicas for rank in r.ranks))
         for stage in plan.pipelines[0].stages
     )
 
 
+def neighbouring(plan: Plan, cluster: Cluster) -> list[Plan]:
+    request = Request(cluster=cluster, model=plan.model, global_batch=8, open=frozenset(OPTIONS))
+    return [draft.plan for kind in neighbours(Draft(plan), Freedom(request)) for draft in kind]
+
+
 def test_stages_on_a_node_each_share_both() -> None:
     cluster = nodes_of("a-mini", "a-mini")
     plan = plan_of(cluster, ((0,), (1,)), ((4,), (5,)))
-    assert [ranks_by_stage(p) for p in exchanged(plan, cluster)] == [[((4,), (1,)), ((0,), (5,))]]
-    request = Request(cluster=cluster, model=plan.model, global_batch=8, open=frozenset(OPTIONS))
-    kinds = neighbours(Draft(plan), Freedom(request))
-    assert any(draft.plan in exchanged(plan, cluster) for kind in kinds for draft in kind)
+    (exchange,) = exchanged(plan, cluster)
+    assert ranks_by_stage(exchange) == [((4,), (1,)), ((0,), (5,))]
+    assert exchange in neighbouring(plan, cluster)
 
 
 def test_a_replica_moves_to_another_stage() -> None:
     cluster = nodes_of("a-mini", "c-mini")
     plan = plan_of(cluster, ((0,), (1,)), ((4,),))
-    request = Request(cluster=cluster, model=plan.model, global_batch=8, open=frozenset(OPTIONS))
-    others = [d.plan for kind in neighbours(Draft(plan), Freedom(request)) for d in kind]
+    others = neighbouring(plan, cluster)
     found = [other for other in others if ranks_by_stage(other) == [((1,),), ((4,), (0,))]]
     assert {tuple(r.batch_share for r in p.pipelines[0].stages[1].replicas) for p in found} >= {
         (2, 2),
@@ -114,7 +117,7 @@ def test_every_exchange_that_puts_stages_elsewhere_is_there_once(seed: int) -> N
     generator = random.Random(seed)
     cluster = nodes_of(*generator.choices(["a-mini", "c-mini"], k=3))
     ranks = generator.sample(range(12), 12)
-    plan = plan_of(cluster, *(((ranks[i],), (ranks[i + 1],)) for i in range(0, 12, 2)))
+    plan = plan_of_pairs(cluster, ranks)
     validate(plan)
     found = list(exchanged(plan, cluster))
     for other in found:
@@ -130,12 +133,11 @@ def test_every_exchange_that_puts_stages_elsewhere_is_there_once(seed: int) -> N
             if cluster.node(ranks[i]).chip_name == cluster.node(ranks[j]).chip_name:
                 other = list(ranks)
                 other[i], other[j] = ranks[j], ranks[i]
-                expected.add(on_nodes(cluster, other))
-    expected.discard(on_nodes(cluster, ranks))
+                expected.add(nodes_by_stage(plan_of_pairs(cluster, other), cluster))
+    expected.discard(nodes_by_stage(plan, cluster))
     assert Counter(nodes_by_stage(p, cluster) for p in found) == Counter(expected)
 
 
-def on_nodes(cluster: Cluster, ranks: list[int]) -> tuple[tuple[int, ...], ...]:
-    """The nodes of stages that have two of these ranks each, in turn."""
-    nodes = [cluster.node_index(rank) for rank in ranks]
-    return tuple(tuple(sorted(nodes[i : i + 2])) for i in range(0, len(nodes), 2))
+def plan_of_pairs(cluster: Cluster, ranks: list[int]) -> Plan:
+    """A plan of stages that have two of these ranks each, in turn, as replicas."""
+    return plan_of(cluster, *(((ranks[i],), (ranks[i + 1],)) for i in range(0, len(ranks), 2)))

@@ -34,9 +34,9 @@ def exchanged(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
     that put the stages on the same nodes, only the first is yielded: nodes decide which links the
     messages and reductions of a stage take.
     """
-    for (p, s, one), (q, t, other) in itertools.combinations(places(plan), 2):
-        ways = itertools.product(_by_nodes(one, cluster), _by_nodes(other, cluster))
-        for (i, nodes), (j, other_nodes) in ways:
+    held = [(p, s, stage, _by_nodes(stage, cluster)) for p, s, stage in places(plan)]
+    for (p, s, one, firsts), (q, t, other, other_firsts) in itertools.combinations(held, 2):
+        for (i, nodes), (j, other_nodes) in itertools.product(firsts, other_firsts):
             a, b = one.replicas[i], other.replicas[j]
             if nodes != other_nodes and a.chips == b.chips and len(a.ranks) == len(b.ranks):
                 made = with_one(plan, p, s, _with_ranks(one, i, b.ranks))
