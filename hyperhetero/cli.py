@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +31,22 @@ class CommandLine(typer.Typer):
 
     def __call__(self, *arguments: Any, **options: Any) -> None:
         """Runs the command and exits with its code; arguments: those of the program if absent."""
+        try:
+            try:
+                self._run(*arguments, **options)
+            except SystemExit:
+                if sys.stdout:
+                    sys.stdout.flush()
+                raise
+        except OSError:
+            if not (error := _output_error()):
+                raise
+            _discard_output()
+            if error.errno != errno.EPIPE:  # whoever reads a pipe may stop when they like
+                print(f"the output cannot be written: {error.strerror}", file=sys.stderr)
+            sys.exit(1)
+
+    def _run(self, *arguments: Any, **options: Any) -> None:
         command = get_command(self)
         for parameter in _parameters(command):
             parameter.process_value = _checked(parameter, parameter.process_value)
@@ -43,6 +61,21 @@ class CommandLine(typer.Typer):
             print(_sentence(error), file=sys.stderr)
             sys.exit(BAD_INPUT)
         sys.exit(ended if isinstance(ended, int) else 0)
+
+
+def _output_error() -> OSError | None:
+    """Writes an empty line, and returns why that cannot be; None if it can."""
+    try:
+        print(flush=True)
+    except OSError as error:
+        return error
+    return None
+
+
+def _discard_output() -> None:
+    """Lets standard output go nowhere, so that Python says nothing of it when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
 
 
 def output_file(*names: str, help: str) -> Any:
