@@ -18,7 +18,7 @@ COMMANDS = sorted(
     if entry.group == "console_scripts"
 )
 HELP = [(name, "--help") for name in COMMANDS]
-CHECK = ("heteropp-models", "check", "quickstart")  # says little, and that when it ends
+CHECK = ("heteropp-models", "check", "quickstart")  # its few lines are written when it ends
 FULL = "the output cannot be written: No space left on device\n"
 
 

@@ -125,6 +125,28 @@ def test_a_climb_that_the_budget_ends_is_gone_again_with_more(rounds: list[Draft
     assert end.step_s < start.step_s
 
 
+def test_no_neighbour_is_asked_for_when_the_budget_is_spent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trials = new_trials()
+    start = tried(two_stages(1), trials)
+    late: list[Draft] = []
+
+    def watched(kind: Kind) -> Kind:
+        for draft in kind:
+            if trials.budget.spent:
+                late.append(draft)
+            yield draft
+
+    monkeypatch.setattr(
+        climbing, "neighbours", lambda *asked: [watched(kind) for kind in neighbours(*asked)]
+    )
+    trials.budget = Budget(1.0, None)
+    climb(start, trials, hasty=False)
+    assert trials.budget.spent
+    assert len(late) <= 1  # which is made when the budget is asked
+
+
 def test_a_part_of_a_budget_is_as_much_of_what_is_left() -> None:
     whole = Budget(100.0, None)
     whole.spend(60.0)

@@ -109,6 +109,19 @@ def test_a_stage_goes_elsewhere() -> None:
     assert ((4,), (2, 3), (1,), (0,)) in orders  # the two change places
 
 
+def test_layers_move_in_one_pipeline_or_in_all_that_are_cut_alike() -> None:
+    first, second, third = (pipeline_of(*ranks) for ranks in (((0,), (2,)), ((1,), (3,)), ((4,),)))
+    pipelines = tuple(plan.pipelines[0] for plan in (first, second, third))
+    found = {
+        tuple(tuple(stage.layer_count for stage in pipeline.stages) for pipeline in made.pipelines)
+        for made in neighbouring(replace(first, global_batch=24, pipelines=pipelines))
+        if made.schedule == "1f1b"
+    }
+    for counts in ((1, 7), (4, 4), (6, 2)):
+        assert {(counts, counts, (8,)), (counts, (2, 6), (8,)), ((2, 6), counts, (8,))} <= found
+    assert ((3, 5), (4, 4), (8,)) not in found
+
+
 def test_smaller_micro_batches_leave_room_to_compute_nothing_again() -> None:
     plan = pipeline_of((0, 1), (2,))
     for again in (True, False):

@@ -1,7 +1,8 @@
-"""Replicas go to other stages: one moves, or two stages exchange one each."""
+"""Replicas go elsewhere: one moves to another stage, or two exchange their ranks."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import replace
@@ -82,6 +83,18 @@ def test_stages_on_a_node_each_share_both() -> None:
     assert exchange in neighbouring(plan, cluster)
 
 
+def test_replicas_of_one_stage_exchange_nodes() -> None:
+    """So that the first of two pipelines begins where the second one ends, and the other way."""
+    cluster = nodes_of("a-mini", "a-mini")
+    plan = plan_of(cluster, ((0,), (4,)), ((1,), (5,)))
+    ways = [ranks_by_stage(exchange) for exchange in exchanged(plan, cluster)]
+    assert [((4,), (0,)), ((1,), (5,))] in ways
+    assert [((0,), (4,)), ((5,), (1,))] in ways
+    assert all(exchange in neighbouring(plan, cluster) for exchange in exchanged(plan, cluster))
+    alone = plan_of(cluster, ((0,), (4,)))
+    assert not list(exchanged(alone, cluster))  # nothing lies beside the stage
+
+
 def test_a_replica_moves_to_another_stage() -> None:
     cluster = nodes_of("a-mini", "c-mini")
     plan = plan_of(cluster, ((0,), (1,)), ((4,),))
@@ -127,15 +140,22 @@ def test_every_exchange_that_puts_stages_elsewhere_is_there_once(seed: int) -> N
             assert tuple(replica.batch_share for replica in stage.replicas) == SHARES
             for replica in stage.replicas:
                 assert replica.chip == cluster.node(replica.ranks[0]).chip_name
-    expected = set()
-    for i in range(12):
-        for j in range(i):
-            if cluster.node(ranks[i]).chip_name == cluster.node(ranks[j]).chip_name:
-                other = list(ranks)
-                other[i], other[j] = ranks[j], ranks[i]
-                expected.add(nodes_by_stage(plan_of_pairs(cluster, other), cluster))
-    expected.discard(nodes_by_stage(plan, cluster))
-    assert Counter(nodes_by_stage(p, cluster) for p in found) == Counter(expected)
+    elsewhere, within = set(), set()
+    for i, j in itertools.combinations(range(12), 2):
+        if cluster.node(ranks[i]).chip_name == cluster.node(ranks[j]).chip_name:
+            order = list(ranks)
+            order[i], order[j] = ranks[j], ranks[i]
+            other = plan_of_pairs(cluster, order)
+            if i // 2 != j // 2:
+                elsewhere.add(nodes_by_stage(other, cluster))
+            elif cluster.node_index(ranks[i]) != cluster.node_index(ranks[j]):
+                within.add(other)
+    here = nodes_by_stage(plan, cluster)
+    elsewhere.discard(here)
+    nodes = Counter(nodes_by_stage(other, cluster) for other in found)
+    assert nodes.pop(here, 0) == len(within)
+    assert nodes == Counter(elsewhere)
+    assert within <= set(found)
 
 
 def plan_of_pairs(cluster: Cluster, ranks: list[int]) -> Plan:

@@ -35,3 +35,20 @@ def with_each(plan: Plan, change: Callable[[Stage], Stage]) -> Plan:
             for pipeline in plan.pipelines
         ],
     )
+
+
+def offloaded(stage: Stage) -> Stage:
+    """Returns a stage whose activations wait in host memory and are not computed again, if it has
+    ministages of which some are idle.
+    """
+    if stage.ministages == 1 or stage.cp > 1:
+        return stage
+    return replace(stage, offload=True, recompute=False, selective_recompute=False)
+
+
+def with_ranks(stage: Stage, ranks: dict[int, tuple[int, ...]]) -> Stage:
+    """Returns the stage with other ranks for some replicas, by their numbers."""
+    replicas = list(stage.replicas)
+    for r, own in ranks.items():
+        replicas[r] = replace(replicas[r], ranks=own)
+    return replace(stage, replicas=tuple(replicas))

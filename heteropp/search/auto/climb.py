@@ -44,7 +44,7 @@ def climb(trial: Trial, trials: Trials, hasty: bool) -> Trial:
 
 def _next(best: Trial, first: int, trials: Trials, most: float) -> tuple[Trial | None, int, bool]:
     """Returns a faster neighbour, or None, the kind that was asked last, and whether a neighbour
-    was left out that might have been faster.
+    was left out that might have been faster. Once the budget is spent no other is asked for.
 
     first: the kind that is asked first. most: simulations in vain of each kind.
     """
@@ -54,7 +54,7 @@ def _next(best: Trial, first: int, trials: Trials, most: float) -> tuple[Trial |
         cutoff_s = math.inf if kind == SLACK else best.step_s * (1 - LEAST_GAIN)
         better, left_out = _faster(kinds[kind], best, trials, cutoff_s, most)
         any_left_out = any_left_out or left_out
-        if better:
+        if better or trials.budget.spent:
             break
     return better, kind, any_left_out
 
@@ -63,10 +63,12 @@ def _faster(
     drafts: Iterable[Draft], best: Trial, trials: Trials, cutoff_s: float, most: float
 ) -> tuple[Trial | None, bool]:
     """Returns the trial of the first draft that is faster than the best, or None, and whether
-    drafts were left out as so many simulations had been in vain.
+    drafts were left out as so many simulations had been in vain, or the budget was spent.
     """
     begun_at = trials.simulated
     for draft in drafts:
+        if trials.budget.spent:
+            return None, True
         found = try_fitting(draft, trials, cutoff_s)
         if found and found.step_s < best.step_s * (1 - LEAST_GAIN):
             return found, False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from heteropp.description.plan import Plan, Schedule, Stage, ZeroStage
 from heteropp.description.profile import chip_profile
 from heteropp.description.schedules import SLICING
+from heteropp.search.auto.busy import with_layers
 from heteropp.search.parts import most_expert_ranks, numbers_of_parts, numbers_of_slices
 from heteropp.search.planner import Request
 from heteropp.search.tables import SCHEDULES
@@ -134,8 +136,9 @@ class Freedom:
 
 
 def as_schedule(plan: Plan, schedule: Schedule, ministages: int) -> Plan | None:
-    """Returns a plan under another schedule, or None where its stages hold too few layers. Only
-    some schedules run slices; for others sequences are whole.
+    """Returns a plan under another schedule. Stages with fewer layers than ministages take some
+    from the longest stages. Sequences that the schedule cannot run in slices become whole. Returns
+    None where the model has too few layers, or Chimera would get an odd number of stages.
 
     ministages: of each stage, where the schedule interleaves them.
     """
@@ -144,17 +147,26 @@ def as_schedule(plan: Plan, schedule: Schedule, ministages: int) -> Plan | None:
     def changed(stage: Stage) -> Stage:
         return replace(stage, ministages=count, offload=stage.offload and count > 1)
 
+    pipelines = []
     for pipeline in plan.pipelines:
-        if schedule == "chimera" and len(pipeline.stages) % 2:
+        stages = pipeline.stages
+        if schedule == "chimera":  # its ministages hold the layers of two stages
+            if len(stages) % 2:
+                return None
+        elif plan.model.layers < count * len(stages):
             return None
-        if schedule != "chimera" and min(s.layer_count for s in pipeline.stages) < count:
-            return None
-    pipelines = tuple(
-        replace(
-            pipeline,
-            stages=tuple(map(changed, pipeline.stages)),
-            token_slices=pipeline.token_slices if schedule in SLICING else None,
-        )
-        for pipeline in plan.pipelines
-    )
-    return replace(plan, schedule=schedule, pipelines=pipelines)
+        else:
+            stages = _with_at_least(count, stages)
+        token_slices = pipeline.token_slices if schedule in SLICING else None
+        stages = tuple(map(changed, stages))
+        pipelines.append(replace(pipeline, stages=stages, token_slices=token_slices))
+    return replace(plan, schedule=schedule, pipelines=tuple(pipelines))
+
+
+def _with_at_least(layers: int, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Returns stages of at least so many layers each, taken from the longest stages."""
+    counts = [stage.layer_count for stage in stages]
+    while min(counts) < layers:
+        counts[counts.index(max(counts))] -= 1
+        counts[counts.index(min(counts))] += 1
+    return with_layers(stages, counts)

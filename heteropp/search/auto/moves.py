@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -11,12 +11,15 @@ from functools import partial
 from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
 from heteropp.description.profile import ProfileError
 from heteropp.search.auto.busy import balanced, with_layers
-from heteropp.search.auto.changed import places, with_each, with_one, with_stages
+from heteropp.search.auto.changed import offloaded, places, with_each, with_one, with_stages
 from heteropp.search.auto.expert_moves import expert_parallel
-from heteropp.search.auto.freedom import Freedom, as_schedule
+from heteropp.search.auto.freedom import Freedom
 from heteropp.search.auto.joining import STEPS, idle_joined, shared
+from heteropp.search.auto.order_moves import reordered
+from heteropp.search.auto.placement_moves import placed_anew
 from heteropp.search.auto.regrouping import regrouped, way_of
 from heteropp.search.auto.replica_moves import exchanged, moved
+from heteropp.search.auto.schedule_moves import ministages, schedules
 from heteropp.search.auto.slicing import cut_anew, token_slices, whole
 from heteropp.search.auto.spreading import with_shares_that_fit
 from heteropp.search.auto.trials import Draft, with_pipelines
@@ -24,31 +27,31 @@ from heteropp.search.parts import ways_to_cut
 
 SLACK = 0  # the first kind: less slack than there could be may be faster than all of it
 AHEAD = (None, 0, 1, 2)  # how far stages of 1F1B may run ahead
-MINISTAGES = (2, 3, 4)  # of schedules that interleave them
 WAYS_TO_JOIN = 3  # two stages
 Kind = Iterator[Draft]
 
 
 def neighbours(draft: Draft, freedom: Freedom) -> list[Kind]:
     """Returns the kinds of neighbours, those that help most often first."""
-    plan = draft.plan
+    plan, cluster = draft.plan, freedom.request.cluster
     kinds = [
         _layers(plan),
         _recompute(plan, freedom),
         _sequence_parallel(plan, freedom),
         _sizes(plan),
         _zero(plan, freedom),
-        and_balanced(schedules(plan, freedom), freedom),
-        _ministages(plan),
         and_balanced(_degrees(plan), freedom),
         and_balanced(_context_parallel(plan, freedom), freedom),
         and_balanced(token_slices(plan, freedom), freedom),
         and_balanced(expert_parallel(plan, freedom), freedom),
-        and_balanced(_order(plan), freedom),
+        and_balanced(reordered(plan, cluster), freedom),
         and_balanced(_joined(plan, freedom), freedom),
         and_balanced(_cut(plan), freedom),
+        and_balanced(schedules(plan, freedom), freedom),
+        ministages(plan),
         and_balanced(moved(plan), freedom),
-        exchanged(plan, freedom.request.cluster),
+        placed_anew(plan, cluster),
+        exchanged(plan, cluster),
         _shares(plan),
         _micro_batches(plan),
         and_balanced(_fewer(plan), freedom),
@@ -80,16 +83,31 @@ def and_balanced(plans: Iterable[Plan], freedom: Freedom) -> Iterator[Plan]:
 
 
 def _layers(plan: Plan) -> Iterator[Plan]:
-    """Layers move from one stage to another, those between them shift."""
+    """Layers move from one stage to another, those between them shift: in all pipelines that are
+    cut alike, or in one.
+    """
+    alike: dict[tuple[int, ...], list[int]] = {}
     for p, pipeline in enumerate(plan.pipelines):
-        counts = [stage.layer_count for stage in pipeline.stages]
-        for i, j in itertools.permutations(range(len(counts)), 2):
-            for step in STEPS:
-                if counts[i] > step:
-                    moved = list(counts)
-                    moved[i] -= step
-                    moved[j] += step
-                    yield with_stages(plan, p, with_layers(pipeline.stages, moved))
+        alike.setdefault(tuple(stage.layer_count for stage in pipeline.stages), []).append(p)
+    at_once = [(counts, own) for counts, own in alike.items() if len(own) > 1]
+    single = [(counts, [p]) for counts, own in alike.items() for p in own]
+    for counts, own in (*at_once, *single):
+        for others in _other_counts(counts):
+            pipelines = list(plan.pipelines)
+            for p in own:
+                stages = with_layers(pipelines[p].stages, others)
+                pipelines[p] = replace(pipelines[p], stages=stages)
+            yield with_pipelines(plan, pipelines)
+
+
+def _other_counts(counts: Sequence[int]) -> Iterator[list[int]]:
+    for i, j in itertools.permutations(range(len(counts)), 2):
+        for step in STEPS:
+            if counts[i] > step:
+                others = list(counts)
+                others[i] -= step
+                others[j] += step
+                yield others
 
 
 def _recompute(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
@@ -102,20 +120,11 @@ def _recompute(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
     for p, s, stage in places(plan):
         for mode in modes:
             yield with_one(plan, p, s, _again(mode, stage))
-    for change in (_offloaded, lambda stage: replace(stage, offload=False)):
+    for change in (offloaded, lambda stage: replace(stage, offload=False)):
         for p, s, stage in places(plan):
             if (changed := change(stage)) != stage:
                 yield with_one(plan, p, s, changed)
         yield with_each(plan, change)
-
-
-def _offloaded(stage: Stage) -> Stage:
-    """Returns a stage whose activations wait in host memory and are not computed again, if it has
-    ministages of which some are idle.
-    """
-    if stage.ministages == 1 or stage.cp > 1:
-        return stage
-    return replace(stage, offload=True, recompute=False, selective_recompute=False)
 
 
 def _again(mode: tuple[bool, bool], stage: Stage) -> Stage:
@@ -179,30 +188,6 @@ def _zero(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
             yield replace(plan, zero_stage=stage)
 
 
-def schedules(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
-    """Every other schedule that the request leaves open, and offloaded stages where it has any
-    ministages to spare.
-    """
-    for schedule in freedom.schedules:
-        counts = MINISTAGES if schedule == "interleaved-1f1b" else (1,)
-        for count in counts:
-            if other := as_schedule(plan, schedule, count):
-                for made in dict.fromkeys((other, with_each(other, _offloaded))):
-                    if made != plan:
-                        yield made
-
-
-def _ministages(plan: Plan) -> Iterator[Plan]:
-    """All stages get as many ministages: one more or less than now, or as many as layers."""
-    if plan.schedule not in ("gpipe", "interleaved-1f1b"):
-        return
-    layers = min(stage.layer_count for _, _, stage in places(plan))
-    held = max(stage.ministages for _, _, stage in places(plan))
-    for count in dict.fromkeys((held + 1, held - 1, layers)):
-        if 0 < count != held and (other := as_schedule(plan, plan.schedule, count)):
-            yield other
-
-
 def _degrees(plan: Plan) -> Iterator[Plan]:
     """Chips as tensor-parallel groups twice or half as large, of all stages at once or of one.
     Smaller groups need more memory, so they are also tried with their activations offloaded.
@@ -211,7 +196,7 @@ def _degrees(plan: Plan) -> Iterator[Plan]:
 
     def smaller_offloaded(stage: Stage) -> Stage | None:
         made = smaller(stage)
-        return made and _offloaded(made)
+        return made and offloaded(made)
 
     changes = larger, smaller, smaller_offloaded
     yield from dict.fromkeys(with_each(plan, partial(_changed, change)) for change in changes)
@@ -291,32 +276,6 @@ def _as_large(plan: Plan) -> Plan:
     """Returns a plan with micro-batches of its largest stage's, and as many as these then are."""
     largest = max(stage.micro_batch for _, _, stage in places(plan))
     return _counted(replace(plan, micro_batch=largest), plan.micro_batch / largest)
-
-
-def _order(plan: Plan) -> Iterator[Plan]:
-    """Two stages change places, or one goes elsewhere; each with its layers."""
-    for p, pipeline in enumerate(plan.pipelines):
-        stages = pipeline.stages
-        kinds = [(stage.replicas[0].chip, stage.dp, stage.tp, stage.cp) for stage in stages]
-        known = {tuple(kinds)}
-        for order in _orders(len(stages)):
-            kind = tuple(kinds[s] for s in order)
-            if kind not in known:
-                known.add(kind)
-                ordered = [stages[s] for s in order]
-                yield with_stages(plan, p, with_layers(ordered, [s.layer_count for s in ordered]))
-
-
-def _orders(count: int) -> Iterator[list[int]]:
-    """Yields orders of so many stages: with two of them exchanged, then with one elsewhere."""
-    for i, j in itertools.combinations(range(count), 2):
-        order = list(range(count))
-        order[i], order[j] = j, i
-        yield order
-    for i, j in itertools.permutations(range(count), 2):
-        order = [s for s in range(count) if s != i]
-        order.insert(j, i)
-        yield order
 
 
 def _joined(plan: Plan, freedom: Freedom) -> Iterator[Plan]:

@@ -1,4 +1,4 @@
-"""Replicas go to other stages: one moves to another, or two stages exchange one each."""
+"""Replicas go elsewhere: one moves to another stage, or two exchange their ranks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Plan, Stage
-from heteropp.search.auto.changed import places, with_one, with_stages
+from heteropp.description.plan import Plan, Replica, Stage
+from heteropp.search.auto.changed import places, with_one, with_ranks, with_stages
 from heteropp.search.auto.joining import scaled, with_replica
 
 
@@ -30,17 +30,28 @@ def moved(plan: Plan) -> Iterator[Plan]:
 
 
 def exchanged(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
-    """Two stages exchange the ranks of one replica each, of the same chip and size. Of exchanges
-    that put the stages on the same nodes, only the first is yielded: nodes decide which links the
-    messages and reductions of a stage take.
+    """Two replicas of the same chip and size exchange their ranks, in two stages or in one. Nodes
+    decide which links the messages and reductions of a stage take, so only replicas on other nodes
+    are exchanged; to keep these few, of a stage's replicas on the same nodes only the first.
     """
     held = [(p, s, stage, _by_nodes(stage, cluster)) for p, s, stage in places(plan)]
     for (p, s, one, firsts), (q, t, other, other_firsts) in itertools.combinations(held, 2):
         for (i, nodes), (j, other_nodes) in itertools.product(firsts, other_firsts):
             a, b = one.replicas[i], other.replicas[j]
-            if nodes != other_nodes and a.chips == b.chips and len(a.ranks) == len(b.ranks):
-                made = with_one(plan, p, s, _with_ranks(one, i, b.ranks))
-                yield with_one(made, q, t, _with_ranks(other, j, a.ranks))
+            if nodes != other_nodes and _alike(a, b):
+                made = with_one(plan, p, s, with_ranks(one, {i: b.ranks}))
+                yield with_one(made, q, t, with_ranks(other, {j: a.ranks}))
+    if len(held) == 1:
+        return  # nothing lies beside the stage, so that its replicas' order matters little
+    for p, s, stage, firsts in held:
+        for (i, _), (j, _) in itertools.combinations(firsts, 2):
+            a, b = stage.replicas[i], stage.replicas[j]
+            if _alike(a, b):
+                yield with_one(plan, p, s, with_ranks(stage, {i: b.ranks, j: a.ranks}))
+
+
+def _alike(a: Replica, b: Replica) -> bool:
+    return a.chips == b.chips and len(a.ranks) == len(b.ranks)
 
 
 def _by_nodes(stage: Stage, cluster: Cluster) -> list[tuple[int, tuple[int, ...]]]:
@@ -51,10 +62,3 @@ def _by_nodes(stage: Stage, cluster: Cluster) -> list[tuple[int, tuple[int, ...]
     for r, replica in enumerate(stage.replicas):
         first.setdefault(tuple(map(cluster.node_index, replica.ranks)), r)
     return [(r, nodes) for nodes, r in first.items()]
-
-
-def _with_ranks(stage: Stage, r: int, ranks: tuple[int, ...]) -> Stage:
-    """Returns the stage with other ranks for replica r."""
-    replicas = list(stage.replicas)
-    replicas[r] = replace(replicas[r], ranks=ranks)
-    return replace(stage, replicas=tuple(replicas))

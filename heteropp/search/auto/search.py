@@ -18,8 +18,9 @@ from heteropp.search.auto.bound import BoundBeside, step_bound_s
 from heteropp.search.auto.expert_moves import spread_everywhere
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.idle import smaller, why_idle
-from heteropp.search.auto.moves import and_balanced, schedules
+from heteropp.search.auto.moves import and_balanced
 from heteropp.search.auto.restarts import climb_all
+from heteropp.search.auto.schedule_moves import schedules
 from heteropp.search.auto.seeds import (
     MANY,
     chains,
