@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from commands import COMMANDS
 
 SLOW = {"matplotlib", "numpy", "scipy", "torch", "transformers"}
 SUBCOMMANDS = {
@@ -17,11 +17,6 @@ SUBCOMMANDS = {
     "ditorch-align": {"compare", "conform", "isolate", "replay", "report", "run"},
     "heteropp-models": {"check", "list"},
 }
-COMMANDS = sorted(
-    entry.name
-    for entry in distribution("hyperhetero").entry_points
-    if entry.group == "console_scripts"
-)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

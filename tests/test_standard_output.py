@@ -7,16 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from commands import COMMANDS
 
-COMMANDS = sorted(
-    entry.name
-    for entry in distribution("hyperhetero").entry_points
-    if entry.group == "console_scripts"
-)
 HELP = [(name, "--help") for name in COMMANDS]
 CHECK = ("heteropp-models", "check", "quickstart")  # its few lines are written when it ends
 FULL = "the output cannot be written: No space left on device\n"

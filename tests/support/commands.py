@@ -6,10 +6,18 @@ import io
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from importlib.metadata import distribution
 
 import pytest
 
 from hyperhetero.cli import CommandLine
+
+# the names of all commands that are installed
+COMMANDS = sorted(
+    entry.name
+    for entry in distribution("hyperhetero").entry_points
+    if entry.group == "console_scripts"
+)
 
 
 @dataclass(frozen=True)

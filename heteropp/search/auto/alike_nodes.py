@@ -6,9 +6,14 @@ import itertools
 from collections.abc import Collection, Hashable, Sequence
 
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Stage
+from heteropp.description.plan import Replica, Stage
 
 Runs = list[tuple[int, int]]  # nodes, and how many ranks follow one another there
+
+
+def replica_nodes(replica: Replica, cluster: Cluster) -> tuple[int, ...]:
+    """Returns the nodes of a replica, by rank."""
+    return tuple(map(cluster.node_index, replica.ranks))
 
 
 def stage_nodes(stage: Stage, cluster: Cluster) -> Runs:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 
-from heteropp.description.plan import Plan, Stage
+from heteropp.description.plan import Plan, Replica, Stage
 from heteropp.search.auto.trials import with_pipelines
 
 
@@ -44,6 +44,11 @@ def offloaded(stage: Stage) -> Stage:
     if stage.ministages == 1 or stage.cp > 1:
         return stage
     return replace(stage, offload=True, recompute=False, selective_recompute=False)
+
+
+def exchange_kind(replica: Replica) -> Hashable:
+    """Returns a key that is equal for replicas that may exchange their ranks."""
+    return replica.chips, len(replica.ranks)
 
 
 def with_ranks(stage: Stage, ranks: dict[int, tuple[int, ...]]) -> Stage:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Plan, Replica
-from heteropp.search.auto.alike_nodes import nodes_key, stage_nodes
-from heteropp.search.auto.changed import places, with_one, with_ranks
+from heteropp.description.plan import Plan
+from heteropp.search.auto.alike_nodes import nodes_key, replica_nodes, stage_nodes
+from heteropp.search.auto.changed import exchange_kind, places, with_one, with_ranks
 
 Ranks = tuple[int, ...]
 # Returns the number of the node for replica r of stage s of pipeline p; numbers go round.
@@ -47,7 +47,7 @@ def _dealt(plan: Plan, cluster: Cluster, placement: Placement) -> Plan:
     for p, s, stage in places(plan):
         ranks = {}
         for r, replica in enumerate(stage.replicas):
-            nodes = left[_kind(replica)]
+            nodes = left[exchange_kind(replica)]
             first = placement(p, s, r)
             turns = (nodes[(first + i) % len(nodes)] for i in range(len(nodes)))
             ranks[r] = next(own for own in turns if own).pop(0)
@@ -60,10 +60,6 @@ def _ranks_by_nodes(plan: Plan, cluster: Cluster) -> dict[Hashable, list[list[Ra
     replicas = (replica for _, _, stage in places(plan) for replica in stage.replicas)
     found: dict[Hashable, dict[Ranks, list[Ranks]]] = {}
     for replica in sorted(replicas, key=lambda replica: replica.ranks):
-        nodes = tuple(map(cluster.node_index, replica.ranks))
-        found.setdefault(_kind(replica), {}).setdefault(nodes, []).append(replica.ranks)
+        nodes = replica_nodes(replica, cluster)
+        found.setdefault(exchange_kind(replica), {}).setdefault(nodes, []).append(replica.ranks)
     return {kind: list(by_nodes.values()) for kind, by_nodes in found.items()}
-
-
-def _kind(replica: Replica) -> Hashable:
-    return replica.chips, len(replica.ranks)

@@ -7,8 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Plan, Replica, Stage
-from heteropp.search.auto.changed import places, with_one, with_ranks, with_stages
+from heteropp.description.plan import Plan, Stage
+from heteropp.search.auto.alike_nodes import replica_nodes
+from heteropp.search.auto.changed import (
+    exchange_kind,
+    places,
+    with_one,
+    with_ranks,
+    with_stages,
+)
 from heteropp.search.auto.joining import scaled, with_replica
 
 
@@ -38,7 +45,7 @@ def exchanged(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
     for (p, s, one, firsts), (q, t, other, other_firsts) in itertools.combinations(held, 2):
         for (i, nodes), (j, other_nodes) in itertools.product(firsts, other_firsts):
             a, b = one.replicas[i], other.replicas[j]
-            if nodes != other_nodes and _alike(a, b):
+            if nodes != other_nodes and exchange_kind(a) == exchange_kind(b):
                 made = with_one(plan, p, s, with_ranks(one, {i: b.ranks}))
                 yield with_one(made, q, t, with_ranks(other, {j: a.ranks}))
     if len(held) == 1:
@@ -46,12 +53,8 @@ def exchanged(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
     for p, s, stage, firsts in held:
         for (i, _), (j, _) in itertools.combinations(firsts, 2):
             a, b = stage.replicas[i], stage.replicas[j]
-            if _alike(a, b):
+            if exchange_kind(a) == exchange_kind(b):
                 yield with_one(plan, p, s, with_ranks(stage, {i: b.ranks, j: a.ranks}))
-
-
-def _alike(a: Replica, b: Replica) -> bool:
-    return a.chips == b.chips and len(a.ranks) == len(b.ranks)
 
 
 def _by_nodes(stage: Stage, cluster: Cluster) -> list[tuple[int, tuple[int, ...]]]:
@@ -60,5 +63,5 @@ def _by_nodes(stage: Stage, cluster: Cluster) -> list[tuple[int, tuple[int, ...]
     """
     first: dict[tuple[int, ...], int] = {}
     for r, replica in enumerate(stage.replicas):
-        first.setdefault(tuple(map(cluster.node_index, replica.ranks)), r)
+        first.setdefault(replica_nodes(replica, cluster), r)
     return [(r, nodes) for nodes, r in first.items()]

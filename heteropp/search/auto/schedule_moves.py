@@ -49,10 +49,11 @@ def _in_equal_ministages(plan: Plan) -> Iterator[Plan]:
         replace(pipeline, stages=with_layers(pipeline.stages, [count] * len(pipeline.stages)))
         for pipeline, count in zip(plan.pipelines, held, strict=True)
     ]
+    evened = with_pipelines(plan, pipelines)
     common = math.gcd(*held)
     for count in range(common, 1, -1):
         if common % count == 0:
-            other = as_schedule(with_pipelines(plan, pipelines), "interleaved-1f1b", count)
+            other = as_schedule(evened, "interleaved-1f1b", count)
             if other:
                 yield other
 
