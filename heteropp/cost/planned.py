@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -17,7 +17,6 @@ from heteropp.description.plan import (
     Pipeline,
     Plan,
     PlanError,
-    Replica,
     Stage,
     ministage_layers,
 )
@@ -97,34 +96,42 @@ def _stage_time(
     )
 
 
-def span_times(
+def ministage_times(
     plan: Plan,
     cluster: Cluster,
     rank: int,
-    layers: tuple[int, int],
+    spans: Iterable[tuple[int, int]],
     links: GroupLinks,
     pairs_apart: bool = False,
     twice_the_rows: bool = False,
-) -> list[Time]:
-    """Returns the times of layers [first, last) of a rank's stage, as if they were its only ones,
-    at each slice or at whole sequences.
+) -> list[tuple[Time, ...]]:
+    """Returns, for each span of layers [first, last), the times of a rank's stage if it held that
+    span alone: one for each slice, or one for whole sequences.
 
     pairs_apart: see stage_time. twice_the_rows: as if so many came to its experts.
     """
-    first, last = layers
-    shape = replace(
-        stage_shape(plan, rank),
-        layers=last - first,
-        first=first == 0,
-        last=last == plan.model.layers,
-        ministages=1,
-        blocks=plan.model.block_counts([layers]),
-    )
     chip = cluster.chip(rank)
     profile = chip_profile(cluster, cluster.node(rank).chip_name)
-    if shape.spread is not None and twice_the_rows:
-        shape = replace(shape, spread=shape.spread.with_more_rows(Fraction(2)))
-    return [_stage_time(plan.model, at, chip, links, profile, pairs_apart) for at in shape.slices]
+    spread = spread_of(plan, rank)
+    if spread is not None and twice_the_rows:
+        spread = spread.with_more_rows(Fraction(2))
+    alike: dict[Hashable, tuple[Time, ...]] = {}  # most spans are
+    found = []
+    for span in spans:
+        kind = _kind_of_span(plan.model, span)
+        if kind not in alike:
+            slices = _shape(plan, rank, [span], 1, spread).slices
+            alike[kind] = tuple(
+                [_stage_time(plan.model, at, chip, links, profile, pairs_apart) for at in slices]
+            )
+        found.append(alike[kind])
+    return found
+
+
+def _kind_of_span(model: ModelSpec, span: tuple[int, int]) -> Hashable:
+    """Returns all that a rank's shape depends on of the layers [first, last) that it holds."""
+    first, last = span
+    return first == 0, last == model.layers, model.block_counts([span])
 
 
 class StageWork(NamedTuple):
@@ -191,10 +198,7 @@ def _walked_places(plan: Plan, pipeline: Pipeline) -> list[Hashable]:
         (
             table_key(plan.schedule, pipeline, s, plan.overlap),
             tuple(ahead[s]),
-            tuple(
-                (first == 0, last == plan.model.layers, plan.model.block_counts([(first, last)]))
-                for first, last in spans[s]
-            ),
+            tuple(_kind_of_span(plan.model, span) for span in spans[s]),
             tuple((k, j) for (a, k), (b, j) in between if a == b == s),
         )
         for s in range(len(pipeline.stages))
@@ -246,35 +250,41 @@ def human_bytes(size: float) -> str:
 
 
 def stage_shape(plan: Plan, rank: int) -> StageShape:
-    p, s, r, _ = plan.place(rank)
-    replica = plan.pipelines[p].stages[s].replicas[r]
-    spread = spread_of(plan, rank)
-    return _shape(plan, plan.pipelines[p], s, replica, plan.cp_index(rank), spread)
+    p, s, _, _ = plan.place(rank)
+    pipeline = plan.pipelines[p]
+    held = ministage_layers(pipeline, plan.schedule)[s]
+    return _shape(plan, rank, held, pipeline.stages[s].ministages, spread_of(plan, rank))
 
 
 def _shape(
-    plan: Plan, pipeline: Pipeline, s: int, replica: Replica, cp_index: int, spread: Spread | None
+    plan: Plan,
+    rank: int,
+    held: Sequence[tuple[int, int]],
+    ministages: int,
+    spread: Spread | None,
 ) -> StageShape:
-    stage, slices = pipeline.stages[s], pipeline.token_slices
-    held = ministage_layers(pipeline, plan.schedule)[s]  # where a V ends, so does the model
+    """Returns the shape of a rank's stage, as if it held layers [first, last) of these spans."""
+    p, s, r, _ = plan.place(rank)
+    stage, slices = plan.pipelines[p].stages[s], plan.pipelines[p].token_slices
+    replica = stage.replicas[r]
     return StageShape(
         layers=sum(last - first for first, last in held),
         first=any(first == 0 for first, _ in held),
-        last=any(last == plan.model.layers for _, last in held),
+        last=any(last == plan.model.layers for _, last in held),  # a V ends where it began
         tp=stage.tp,
         dp=stage.copies,
         sequences=replica.batch_share,
         zero_stage=plan.zero_stage,
         optimizer=plan.optimizer,
         recompute=stage.recompute,
-        ministages=stage.ministages,
+        ministages=ministages,
         schedule=plan.schedule,
         offload=stage.offload,
         sequence_parallel=stage.sequence_parallel,
         selective_recompute=stage.selective_recompute,
         blocks=plan.model.block_counts(held),
         token_shares=slices or replica.token_shares,
-        cp_index=cp_index,
+        cp_index=plan.cp_index(rank),
         sliced=slices is not None,
         spread=spread,
         expert_capacity=stage.expert_capacity,
@@ -362,6 +372,8 @@ def slowest_link(cluster: Cluster, rank: int, group: Sequence[int]) -> Link:
     """Returns what a collective of a group meets at one of its ranks: inside a node what was
     measured of such, and else the slowest link; of equally slow ones, that to the earliest peer.
     """
+    if len(group) == 1:
+        return TO_NOBODY
     return _PeersByNode(cluster, group).slowest(cluster.node_index(rank), rank)
 
 

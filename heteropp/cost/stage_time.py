@@ -91,9 +91,10 @@ class Time:
 
 def over_slices(times: Sequence[Time]) -> Time:
     """Returns the time of micro-batches whose slices take these times, one after another."""
-    first, *others = times
+    if len(times) == 1:
+        return times[0]
     summed = {name: sum(getattr(time, name) for time in times) for name in OF_A_MICRO_BATCH}
-    return replace(first, **summed) if others else first
+    return replace(times[0], **summed)
 
 
 def formula_s(times: Sequence[Time], micro_batches: int, alpha: float) -> float:

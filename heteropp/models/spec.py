@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from heteropp.layout.parameter import Parameter
@@ -122,8 +123,12 @@ class ModelSpec(ABC):
 
     def block_counts(self, ranges: Iterable[tuple[int, int]]) -> BlockCounts:
         """Returns how many blocks of each kind there are in ranges [first, last), by kind."""
-        kinds = Counter(self.block_kind(layer) for span in ranges for layer in range(*span))
+        kinds = Counter(chain.from_iterable(self._block_kinds[slice(*span)] for span in ranges))
         return tuple(sorted(kinds.items()))
+
+    @cached_property
+    def _block_kinds(self) -> tuple[str, ...]:
+        return tuple(map(self.block_kind, range(self.layers)))
 
     def repeated(self, kind: str, layers: int) -> ModelSpec:
         """Returns a model with so many blocks, all of one kind."""

@@ -19,7 +19,7 @@ from functools import lru_cache
 from heteropp.description.plan import Plan, ministage_layers
 from heteropp.description.sections import Section, sections
 from heteropp.layout.boxes import Box
-from heteropp.layout.flat_buffer import layout
+from heteropp.layout.flat_buffer import Experts, layout
 from heteropp.layout.hspmd.routing import HeldBox, Round, Wanted, route, volume_bytes
 from heteropp.models.spec import ModelSpec
 
@@ -221,9 +221,24 @@ def _holders(
     for section in copy.sections:
         tp, shards = len(section.peers), section.shards(copy.zero_stage)
         for tp_index, ranks in enumerate(section.peers):
-            held = layout(model, copy.layers, tp, tp_index, shards, section.experts)
+            of = model, copy.layers, tp, tp_index, shards, section.experts
             for turn, rank in enumerate(ranks):
-                for piece in held.pieces(turn % shards):
-                    if piece.name in names:
-                        found[piece.name][piece.box].append(rank)
+                for name, box in _shard_boxes(*of, turn % shards):
+                    if name in names:
+                        found[name][box].append(rank)
     return found
+
+
+@lru_cache(maxsize=1024)
+def _shard_boxes(
+    model: ModelSpec,
+    layers: tuple[int, int],
+    tp: int,
+    tp_index: int,
+    shards: int,
+    experts: Experts,
+    shard: int,
+) -> tuple[tuple[str, Box], ...]:
+    """Returns the boxes of a shard of a layout, each with its parameter's name."""
+    held = layout(model, layers, tp, tp_index, shards, experts)
+    return tuple([(piece.name, piece.box) for piece in held.pieces(shard)])

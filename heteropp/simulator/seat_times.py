@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 
-from heteropp.cost.planned import GroupLinks, StageWork, span_times, stage_shape, stage_works
+from heteropp.cost.planned import GroupLinks, StageWork, ministage_times, stage_shape, stage_works
 from heteropp.cost.stage_time import Time
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan
@@ -58,9 +58,10 @@ class SeatTimes:
         parts: the context-parallel index of each of its ranks, with the links that the rank has.
         The exchange in each layer joins context-parallel ranks, so that of them the slowest counts.
         """
-        firsts = seat.ranks[:: self._work(seat).stage.tp]  # of each part
-        for span in self._work(seat).held:
-            by_part = (self._span_times(firsts[part], span, links) for part, links in parts)
+        work = self._work(seat)
+        firsts = seat.ranks[:: work.stage.tp]  # of each part
+        of_parts = [self._ministages(work, firsts[part], links) for part, links in parts]
+        for by_part in zip(*of_parts, strict=True):
             yield [slowest(times) for times in zip(*by_part, strict=True)]
 
     def _with_experts(self, seat: Seat) -> Iterator[list[Time]]:
@@ -69,26 +70,25 @@ class SeatTimes:
         Rows go to experts and come back in every layer: the slowest rank's attention and the
         slowest rank's experts count, one after the other, for all.
         """
+        work = self._work(seat)
         ranks = {
             (stage_shape(self.plan, rank), self.links[rank], self.plan.chip(rank)): rank
-            for rank in (group[0] for group in self._work(seat).stage.groups)
+            for rank in (group[0] for group in work.stage.groups)
         }.values()  # one of those that are alike
-        for span in self._work(seat).held:
-            times, twice = (
-                [
-                    time
-                    for rank in ranks
-                    for time in self._span_times(rank, span, self.links[rank], more)
-                ]
-                for more in (False, True)
+        once, twice = (
+            [self._ministages(work, rank, self.links[rank], more) for rank in ranks]
+            for more in (False, True)
+        )
+        for k, (first, last) in enumerate(work.held):
+            times, with_twice_the_rows = (
+                [time for ministages in by_rank for time in ministages[k]]
+                for by_rank in (once, twice)
             )
-            yield [joined(times, twice, span[1] - span[0])]
+            yield [joined(times, with_twice_the_rows, last - first)]
 
-    def _span_times(
-        self, rank: int, layers: tuple[int, int], links: GroupLinks, twice_the_rows: bool = False
-    ) -> list[Time]:
-        """Returns the times of layers [first, last) on a rank's chip, for its part of sequences,
-        by slice.
-        """
-        of = self.plan, self.cluster, rank, layers, links, self.emulated, twice_the_rows
-        return span_times(*of)
+    def _ministages(
+        self, work: StageWork, rank: int, links: GroupLinks, twice_the_rows: bool = False
+    ) -> list[tuple[Time, ...]]:
+        """Returns the times of a stage's ministages on a rank's chip, for its part of sequences."""
+        of = self.plan, self.cluster, rank, work.held, links, self.emulated, twice_the_rows
+        return ministage_times(*of)

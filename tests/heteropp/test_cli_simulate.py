@@ -147,8 +147,7 @@ def test_stragglers_that_cannot_be(files: list[str], capsys, option: str, said: 
 
 
 def test_a_plan_that_does_not_fit_says_where(capsys, tmp_path: Path) -> None:
-    model = LlamaModel(**{**MODEL.__dict__, "hidden": 512, "intermediate": 8192})
-    plan = Plan(**{**plan_of(8).__dict__, "model": model})
+    plan = replace(plan_of(8), model=replace(MODEL, hidden=512, intermediate=8192))
     write_plan(plan, tmp_path / "plan.json")
     entries = [(f"{letter}-mini", 1) for letter in "abc"]
     cluster = write_cluster(tmp_path / "cluster.toml", *entries)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from heteropp.cost.planned import StageWork, group_links, span_times, spread_of, stage_works
+from heteropp.cost.planned import StageWork, group_links, ministage_times, spread_of, stage_works
 from heteropp.cost.stage_time import over_slices
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, Stage
@@ -115,7 +115,7 @@ def _stage_works(
 def _work(plan: Plan, work: StageWork, count: int, rank: int, cluster: Cluster) -> ReplicaWork:
     """Returns the work of a rank."""
     links = group_links(plan, cluster, rank)
-    by_slice = [span_times(plan, cluster, rank, span, links) for span in work.held]
+    by_slice = ministage_times(plan, cluster, rank, work.held, links)
     times, first = [over_slices(slices) for slices in by_slice], by_slice[0][0]
     return ReplicaWork(
         own_s=sum(count * time.micro_batch_s + time.norm_s for time in times),

@@ -96,9 +96,10 @@ class Trials:
             plan, cluster = self._placed(draft.plan)
             try:
                 self._check(plan)
-                if draft.plan not in self._busy_s:
-                    self._busy_s[draft.plan] = busy_s(plan, cluster)
-                if self._busy_s[draft.plan] >= cutoff_s or self.done:
+                busy = self._busy_s.get(draft.plan)
+                if busy is None:
+                    busy = self._busy_s[draft.plan] = busy_s(plan, cluster)
+                if busy >= cutoff_s or self.done:
                     return True
                 if draft.ahead is not None:
                     plan = with_most_slack(plan, draft.ahead)
