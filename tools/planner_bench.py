@@ -1,6 +1,7 @@
 """How long every planner takes, beside what was published for it, and what its plans cost.
 
-On random clusters the default planner is held against all others and a longer search.
+On random clusters the default planner is held against all others and a longer search, or the best
+plan that is known.
 
 One thread. Times are of the search alone, the building of its cost tables included; what the
 model's layers do was traced before (the first search of a model traces it, in seconds). Published
@@ -12,6 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -75,6 +77,16 @@ def main(
             " planner has changed.",
         ),
     ] = None,
+    best_known: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Compare with the best plans that this file, which --keep has written, has for"
+            " clusters from --seed on, in place of longer searches. tools/best_known.jsonl has"
+            " those of ten minutes each, from seed 8000 on.",
+        ),
+    ] = None,
     published: Annotated[
         bool, typer.Option(help="The searches that times were published of.")
     ] = True,
@@ -90,18 +102,36 @@ def main(
     if not published:
         parts = {}
     kept = random_clusters.Kept(keep) if keep else None
+    known = _known(best_known, clusters, seed, keep) if best_known else []
     rows: list[Row] = []
     watch = Watch()
     with Status("searching") as status:
-        if clusters:
-            parts["random clusters"] = lambda: random_clusters.rows(
-                clusters, seed, longer_s, helped, kept, status.update
+        if known:
+            find = partial(random_clusters.compared, known, helped, status.update)
+        else:
+            find = partial(
+                random_clusters.searched, clusters, seed, longer_s, helped, kept, status.update
             )
+        if clusters:
+            parts["random clusters"] = lambda: random_clusters.rows(find(), seed, helped)
         for name, part in parts.items():
             status.update(f"searching: {name}")
             watch.spin()
             rows += part()
     show("planner-bench", rows, [" ".join((__doc__ or "").split())], json, watch.result(), {"s"})
+
+
+def _known(file: Path, clusters: int, seed: int, keep: Path | None) -> list[random_clusters.Found]:
+    """Returns what a file has of so many clusters. Raises typer.BadParameter."""
+    if keep:
+        raise typer.BadParameter(
+            "--keep keeps what longer searches find, in whose place --best-known puts plans:"
+            " expected one of the two"
+        )
+    known = random_clusters.Kept(file).since(seed)
+    if not known:
+        raise typer.BadParameter(f"{file} has no cluster from seed {seed} on")
+    return known[:clusters]
 
 
 def median_s(run: Callable[[], Any], rounds: int) -> tuple[float, Any]:

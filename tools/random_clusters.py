@@ -1,7 +1,8 @@
 """The default planner on random clusters of shipped chips: rows of planner-bench.
 
 Every second cluster's NICs are redrawn from 0.3 to 32 GB/s. Beside the default planner's step stand
-the steps that every other planner, the exact one with its options, and a longer search find.
+the steps that every other planner, the exact one with its options, and a longer search find. In
+place of the longer search may stand the best plan that an earlier one found.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 
 import typer
@@ -18,10 +20,15 @@ from evidence import Row, row
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ditorch.chips import ChipSpec, load_chip
+from heteropp.cost.capacity import fits
+from heteropp.cost.planned import check_cluster
 from heteropp.description.cluster import Cluster, Node, in_order
 from heteropp.description.model import read_model
+from heteropp.description.plan import Plan, PlanError
+from heteropp.description.used_chips import used_cluster
 from heteropp.search.judge import Verdict, ask
 from heteropp.search.planner import OPTIONS, PLANNERS, Request
+from heteropp.simulator.simulate import simulate
 from hyperhetero.output import write_file
 
 CHIPS = (
@@ -36,6 +43,8 @@ SLOWEST_NIC, FASTEST_NIC = 0.3e9, 32e9  # bytes a second
 FEW_CHIPS = 16  # up to which the default search also has to be quick
 INFINITE = float("inf")
 
+Steps = list[tuple[float, Plan]]  # plans, each with the seconds of its step
+
 
 @dataclass(frozen=True)
 class Found:
@@ -48,6 +57,7 @@ class Found:
     search_s: float
     gap: float  # to the bound, relative
     best_s: float  # of any search
+    best_plan: Plan  # the plan whose step that is
     beaten: bool  # by another planner or a runner-up
     worse: float | None  # step with what should help, over that without; None: not searched
     few_chips: bool
@@ -73,7 +83,7 @@ class Kept:
         """Reads what earlier runs have kept, if any. Raises typer.BadParameter."""
         self._file = file
         if file.exists() and not file.is_file():
-            raise typer.BadParameter(f"{file} is no regular file, in which results can be kept")
+            raise typer.BadParameter(f"{file} is no regular file, as a file of results has to be")
         lines = file.read_bytes().splitlines() if file.exists() else []
         try:
             self._found = [FOUND.validate_json(line, strict=True) for line in lines]
@@ -88,6 +98,14 @@ class Kept:
                 return one
         return None
 
+    def since(self, seed: int) -> list[Found]:
+        """Returns the best that was found for each cluster from a seed on, by seed."""
+        best: dict[int, Found] = {}
+        for one in sorted(self._found, key=lambda one: (one.seed, one.best_s)):
+            if one.seed >= seed:
+                best.setdefault(one.seed, one)
+        return list(best.values())
+
     def add(self, found: Found) -> None:
         """Writes one more; the file is there whole at any time."""
         self._found.append(found)
@@ -95,15 +113,15 @@ class Kept:
         write_file(self._file, b"".join(FOUND.dump_json(one) + b"\n" for one in self._found))
 
 
-def rows(
+def searched(
     count: int,
     seed: int,
     longer_s: float,
     helped: bool,
     kept: Kept | None,
     say: Callable[[str], None],
-) -> list[Row]:
-    """Draws clusters until so many have a plan.
+) -> list[Found]:
+    """Draws clusters until so many have a plan, and searches each.
 
     longer_s: of the longer search on each, by the clock. helped: search also with what should help.
     kept: results that are taken from there, and go there. say: is told how far this is.
@@ -120,6 +138,28 @@ def rows(
                 kept.add(one)
         if one:
             found.append(one)
+    return found
+
+
+def compared(known: list[Found], helped: bool, say: Callable[[str], None]) -> list[Found]:
+    """Searches clusters whose best plans are known, which stand in for longer searches.
+
+    Raises typer.BadParameter where a plan is not one for its cluster, or a cluster has none now.
+    """
+    found: list[Found] = []
+    for before in known:
+        say(_so_far(found, len(known)))
+        one = measured(before.seed, before.longer_s, helped, before.best_plan)
+        if one is None:
+            raise typer.BadParameter(
+                f"the default planner finds no plan for cluster {before.seed}, of which one is kept"
+            )
+        found.append(one)
+    return found
+
+
+def rows(found: list[Found], seed: int, helped: bool) -> list[Row]:
+    """Returns what was found in all, as evidence; seed: from which the clusters are."""
     if not found:
         return []
     behind = 100 * statistics.median(one.behind for one in found)
@@ -175,8 +215,11 @@ def drawn(seed: int) -> Request:
     )
 
 
-def measured(seed: int, longer_s: float, helped: bool) -> Found | None:
-    """None where the default planner finds no plan for the cluster drawn."""
+def measured(seed: int, longer_s: float, helped: bool, known: Plan | None = None) -> Found | None:
+    """Returns None where the default planner finds no plan for the cluster drawn.
+
+    known: a plan for it that stands in for the longer search, which found it earlier.
+    """
     request = drawn(seed)
     ask("exact", request, 1)  # traces the model
     began_s = time.process_time()
@@ -184,9 +227,14 @@ def measured(seed: int, longer_s: float, helped: bool) -> Found | None:
     search_s = time.process_time() - began_s
     if not verdict.judged or verdict.result is None:
         return None
-    own_s, *runners_up = (judged.simulation.step_s for judged in verdict.judged)
-    others = [*runners_up, *(step_s(other) for other in _others(request))]
-    longer = step_s(ask("auto", replace(request, budget_s=longer_s), 1))
+    own, *others = _steps(verdict)
+    others += [step for other in _others(request) for step in _steps(other)]
+    if known:
+        longer = _simulated(known, seed, request)
+    else:
+        longer = _steps(ask("auto", replace(request, budget_s=longer_s), 1))
+    own_s = own[0]
+    best_s, best_plan = min([own, *longer, *others], key=itemgetter(0))
     helps: list[Callable[[Request], Request]] = list(HELPS) if helped else []
     after = [step_s(ask("auto", change(request), 1)) for change in helps]
     return Found(
@@ -195,15 +243,38 @@ def measured(seed: int, longer_s: float, helped: bool) -> Found | None:
         step_s=own_s,
         search_s=search_s,
         gap=own_s / verdict.result.lower_bound_s - 1,
-        best_s=min([own_s, longer, *others]),
-        beaten=min(others, default=INFINITE) < own_s,
+        best_s=best_s,
+        best_plan=replace(best_plan, prediction=None),
+        beaten=min(others, default=own, key=itemgetter(0))[0] < own_s,
         worse=max(after) / own_s if after else None,
         few_chips=request.cluster.world_size <= FEW_CHIPS,
     )
 
 
+def _simulated(known: Plan, seed: int, request: Request) -> Steps:
+    """Returns a kept plan with its step as costs are now, or nothing if it no longer fits.
+
+    Raises typer.BadParameter where it is no plan for the request.
+    """
+    try:
+        cluster = used_cluster(known, request.cluster)
+        check_cluster(known, cluster)
+    except PlanError as error:
+        raise typer.BadParameter(f"the plan kept for cluster {seed}: {error}") from None
+    if (known.model, known.global_batch) != (request.model, request.global_batch):
+        raise typer.BadParameter(
+            f"the plan kept for cluster {seed} is for {known.model.name} with a batch of"
+            f" {known.global_batch}; expected {request.model.name} with {request.global_batch}"
+        )
+    return [(simulate(known, cluster).step_s, known)] if fits(known, cluster) else []
+
+
+def _steps(verdict: Verdict) -> Steps:
+    return [(judged.simulation.step_s, judged.plan) for judged in verdict.judged]
+
+
 def step_s(verdict: Verdict) -> float:
-    return min((judged.simulation.step_s for judged in verdict.judged), default=INFINITE)
+    return min((seconds for seconds, _ in _steps(verdict)), default=INFINITE)
 
 
 def _others(request: Request) -> Iterator[Verdict]:
