@@ -80,15 +80,7 @@ def ministage(
     profile: ChipProfile | None,
 ) -> Ministage:
     """Returns the bytes that one ministage of a stage needs; exchange: in elements."""
-    first, last = layers[0] == 0, layers[1] == plan.model.layers
-    own = replace(
-        shape,
-        layers=layers[1] - layers[0],
-        first=first,
-        last=last,
-        ministages=1,
-        blocks=plan.model.block_counts([layers]),
-    )
+    own = shape.holding(plan.model, layers)
     traces = stage_traces(plan.model, own, profile, whole_backward=not cut_backward)
 
     def of(what: Callable[[StageTrace], int]) -> int:
@@ -117,7 +109,7 @@ def ministage(
         staying=of_experts if expert_shards == 1 else 0,
         constant=of(lambda t: t.constant_bytes),
         input=traces.one.input_bytes,
-        output=0 if last else traces.one.output_bytes,
+        output=0 if own.last else traces.one.output_bytes,
         kept=of(lambda t: t.kept_bytes) - own.layers * again,
         forward_peak=of(lambda t: t.forward_peak_bytes) - (own.layers - 1) * again,
         backward_input_peak=traces.peak(own.layers, lambda t: t.backward_input_peak_bytes)

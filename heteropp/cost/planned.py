@@ -112,15 +112,15 @@ def ministage_times(
     """
     chip = cluster.chip(rank)
     profile = chip_profile(cluster, cluster.node(rank).chip_name)
-    spread = spread_of(plan, rank)
-    if spread is not None and twice_the_rows:
-        spread = spread.with_more_rows(Fraction(2))
+    shape = stage_shape(plan, rank)
+    if shape.spread is not None and twice_the_rows:
+        shape = replace(shape, spread=shape.spread.with_more_rows(Fraction(2)))
     alike: dict[Hashable, tuple[Time, ...]] = {}  # most spans are
     found = []
     for span in spans:
         kind = _kind_of_span(plan.model, span)
         if kind not in alike:
-            slices = _shape(plan, rank, [span], 1, spread).slices
+            slices = shape.holding(plan.model, span).slices
             alike[kind] = tuple(
                 [_stage_time(plan.model, at, chip, links, profile, pairs_apart) for at in slices]
             )
@@ -250,22 +250,10 @@ def human_bytes(size: float) -> str:
 
 
 def stage_shape(plan: Plan, rank: int) -> StageShape:
-    p, s, _, _ = plan.place(rank)
-    pipeline = plan.pipelines[p]
-    held = ministage_layers(pipeline, plan.schedule)[s]
-    return _shape(plan, rank, held, pipeline.stages[s].ministages, spread_of(plan, rank))
-
-
-def _shape(
-    plan: Plan,
-    rank: int,
-    held: Sequence[tuple[int, int]],
-    ministages: int,
-    spread: Spread | None,
-) -> StageShape:
-    """Returns the shape of a rank's stage, as if it held layers [first, last) of these spans."""
     p, s, r, _ = plan.place(rank)
-    stage, slices = plan.pipelines[p].stages[s], plan.pipelines[p].token_slices
+    pipeline = plan.pipelines[p]
+    stage, slices = pipeline.stages[s], pipeline.token_slices
+    held = ministage_layers(pipeline, plan.schedule)[s]
     replica = stage.replicas[r]
     return StageShape(
         layers=sum(last - first for first, last in held),
@@ -277,7 +265,7 @@ def _shape(
         zero_stage=plan.zero_stage,
         optimizer=plan.optimizer,
         recompute=stage.recompute,
-        ministages=ministages,
+        ministages=stage.ministages,
         schedule=plan.schedule,
         offload=stage.offload,
         sequence_parallel=stage.sequence_parallel,
@@ -286,7 +274,7 @@ def _shape(
         token_shares=slices or replica.token_shares,
         cp_index=plan.cp_index(rank),
         sliced=slices is not None,
-        spread=spread,
+        spread=spread_of(plan, rank),
         expert_capacity=stage.expert_capacity,
     )
 

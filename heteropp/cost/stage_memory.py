@@ -95,6 +95,18 @@ class StageShape:
             return (self,)
         return tuple(replace(self, cp_index=i) for i in range(len(self.token_shares)))
 
+    def holding(self, model: ModelSpec, span: tuple[int, int]) -> StageShape:
+        """Returns the stage as if it held layers [first, last) alone, as one ministage."""
+        first, last = span
+        return replace(
+            self,
+            layers=last - first,
+            first=first == 0,
+            last=last == model.layers,
+            ministages=1,
+            blocks=model.block_counts([span]),
+        )
+
     @property
     def is_profiled(self) -> bool:
         """Whether profiles measure such stages, or others that differ in experts alone."""
