@@ -9,6 +9,7 @@ region's fabric and limits nothing.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -114,9 +115,10 @@ class Fabric:
 
     def _paths_from(self, source: str) -> dict[str, Path]:
         found: dict[str, Path] = {}
-        ahead: list[tuple[float, int, str, Path]] = [(0.0, 0, source, _NOTHING_BETWEEN)]
+        number = itertools.count()  # of equal paths to a place the first is taken
+        ahead = [(0.0, 0, source, next(number), _NOTHING_BETWEEN)]
         while ahead:
-            latency_s, length, place, path = heapq.heappop(ahead)
+            latency_s, length, place, _, path = heapq.heappop(ahead)
             if place in found:
                 continue
             found[place] = path
@@ -125,7 +127,8 @@ class Fabric:
                     continue
                 pipe = Pipe(f"link {place} to {next_}", link.bytes_per_s)
                 further = Path(latency_s + link.latency_s, (*path.pipes, pipe))
-                heapq.heappush(ahead, (further.latency_s, length + 1, next_, further))
+                entry = (further.latency_s, length + 1, next_, next(number), further)
+                heapq.heappush(ahead, entry)
         return found
 
     def _check_connected(self, places: list[str]) -> None:

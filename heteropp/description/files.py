@@ -137,6 +137,12 @@ def flush(path: Path) -> None:
 def _validated(path: Path, data: Any, type_: type[T]) -> T:
     try:
         # JSON mode, so that lists are accepted where the dataclass has tuples
-        return TypeAdapter(type_).validate_json(json.dumps(data, default=str))
+        text = json.dumps(data, default=str)
+    except ValueError:
+        raise FileError(f"{path} has a number that is too long to read") from None
+    except RecursionError:
+        raise FileError(f"{path} is nested too deeply to read") from None
+    try:
+        return TypeAdapter(type_).validate_json(text)
     except ValidationError as error:
         raise FileError(f"{path}: {problems(error, data)}") from None

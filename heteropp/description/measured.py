@@ -22,6 +22,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=127)]
+Chips = Annotated[tuple[Name, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class MeasuredStep:
     layers: Annotated[tuple[Count, ...], Field(min_length=1)]  # number of layers of each stage
     chip: Name | None = None  # the chip of all replicas, where it is one
     dp: Count = 1  # number of replicas of each stage, where `chip` is given
-    chips: tuple[tuple[Name, ...], ...] = ()  # in place of chip: the replicas' chips, by stage
+    chips: tuple[Chips, ...] = ()  # in place of chip: the replicas' chips, by stage
     tp: Count = 1  # tensor-parallel degree of every stage
     micro_batch: Count  # number of sequences in a micro-batch of one replica
     global_batch: Count  # number of sequences in a step
@@ -134,6 +135,8 @@ def read_measured(path: str | Path) -> MeasuredRuns:
         except ModelError as error:
             raise FileError(f"{path}: model {model.name}: {error}") from None
     models = {model.name for model in file.models}
+    if len(models) < len(file.models):
+        raise FileError(f"{path}: two models have the same name; expected names that differ")
     points = [("blocks", point) for point in file.blocks] + [("runs", run) for run in file.runs]
     seen: set[str] = set()
     for kind, point in points:

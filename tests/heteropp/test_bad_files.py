@@ -90,7 +90,9 @@ CLUSTERS = {
     "half a chip": 'name = "x"\n[[nodes]]\nchip = "a-mini"\nchips = 1.5',
     "too many chips": 'name = "x"\n[[nodes]]\nchip = "a-mini"\ncount = 1000000',
     "a number too long to read": "name = " + "1" * 5000,
+    "a hexadecimal number too long to write": "name = 0x" + "f" * 5000,
     "nested too deeply": "name = " + "[" * 5000,
+    "a key nested too deeply": "a" + ".a" * 1200 + " = 1",
     "nodes is a table": 'name = "x"\n[nodes]\nchip = "a-mini"',
 }
 

@@ -153,6 +153,22 @@ def link(one: str, other: str, size: str = "1e9") -> str:
     return f'[[links]]\nbetween = ["{one}", "{other}"]\nlatency_s = 0.1\nbytes_per_s = {size}\n'
 
 
+def test_of_two_equal_ways_between_leaves_one_is_taken(tmp_path) -> None:
+    path = tmp_path / "cluster.toml"
+    node = '[[nodes]]\nchip = "a-mini"\nchips = 1\nswitch = "{}"\n'
+    leaves, spines = ("leaf1", "leaf2"), ("spine1", "spine2")
+    path.write_text(
+        'name = "x"\nswitches = ["spine1", "spine2"]\n'
+        + "".join(map(node.format, leaves))
+        + "".join(link(leaf, spine) for leaf in leaves for spine in spines)
+    )
+    cluster = read_cluster(path)
+    routes = {tuple(pipe.name for pipe in cluster.route(0, 1).pipes) for _ in range(3)}
+    assert routes == {
+        ("node 0 NIC 0 out", "link leaf1 to spine1", "link spine1 to leaf2", "node 1 NIC 0 in")
+    }
+
+
 NODES = 'name = "x"\n' + "".join(
     f'[[nodes]]\nchip = "a-mini"\nregion = "{region}"\nswitch = "{switch}"\n'
     for region, switch in [("east", "leaf"), ("west", "spine")]

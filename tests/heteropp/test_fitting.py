@@ -234,6 +234,14 @@ BAD = {
     "layers that do not add up": (RUNS.replace("[2]", "[3]"), "layers add up to 3"),
     "a batch that does not divide": (RUNS.replace("= 4\nstep", "= 4\ndp = 3\nstep"), "no multiple"),
     "no chip": (RUNS.replace('chip = "a-mini"', ""), "has chip and chips, or none"),
+    "a stage of no replicas": (
+        RUNS.replace('chip = "a-mini"\nlayers = [2]', "chips = [[], []]\nlayers = [1, 1]"),
+        "runs[0].chips[0]",
+    ),
+    "two models of one name": (
+        RUNS[: RUNS.index("[[runs]]")] + RUNS[RUNS.index("[[models]]") :],
+        "two models have the same name",
+    ),
     "an unknown chip": (RUNS.replace("a-mini", "z-mini"), "'z-mini'"),
     "nothing to fit": (RUNS.replace("fit = true", ""), "marks nothing with fit"),
     "no seconds": (RUNS.replace("step_s = 0.5", "step_s = 0.0"), "step_s"),
