@@ -49,7 +49,8 @@ def simulate(
 
     profile: what heteropp-profile measured on the cluster's chips; absent, their files say how fast
     they are, also where the plan was made from a profile. emulated: messages as emulated chips pace
-    them. slack: sends that may wait for their receive, 0: nothing is buffered. noise: sigma of a
+    them. slack: of a transport that posts no receives ahead, the sends that may wait for their
+    receive, 0: nothing is buffered; None: receives are posted ahead. noise: sigma of a
     random factor on each piece of work, drawn from `seed`. slowdown: how many times as long a
     rank's work takes, by rank. trust_remote_code: whether code that came with the plan's model may
     run.
@@ -72,6 +73,11 @@ def simulate(
         },
     )
     content = the_plan(plan, trust_remote_code)
+    if slack is not None and not content.overlap:
+        raise InputError(
+            "slack is given for a plan whose overlap is false: its sends wait until their messages "
+            "have arrived, however many may wait; expected a plan with overlap"
+        )
     machines = used_cluster(content, the_cluster(cluster))
     machines = measured_as(machines, profile, content.model)
     check_cluster(content, machines)

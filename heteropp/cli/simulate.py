@@ -66,7 +66,8 @@ def simulate(
         typer.Option(
             min=0,
             max=MOST_SEQUENCES,
-            help="Sends that may wait for their receive; 0: nothing is buffered.",
+            help="Plays a transport that posts no receives ahead, of which so many sends may wait"
+            " for their receive; 0: nothing is buffered.",
         ),
     ] = None,
     emulated: Annotated[

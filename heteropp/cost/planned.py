@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+from heteropp.cost.communication import NO_LINK
 from heteropp.cost.memory_walk import MemoryWalk
 from heteropp.cost.stage_time import Memory, StageShape, Time, over_slices, stage_time
 from heteropp.cost.tracing.kind import Spread
 from heteropp.description.chips import ChipSpec
-from heteropp.description.cluster import Cluster, Link
+from heteropp.description.cluster import Cluster, Link, Node
 from heteropp.description.plan import (
     Pipeline,
     Plan,
@@ -23,7 +24,7 @@ from heteropp.description.plan import (
 from heteropp.description.profile import ChipProfile, chip_profile
 from heteropp.description.sections import turn_of, turns
 from heteropp.models.spec import ModelSpec
-from heteropp.optimizer.replicated_gradients import exchanges
+from heteropp.optimizer.replicated_gradients import Exchange, exchanges
 from heteropp.schedule.action import Action
 from heteropp.schedule.inboxes import received_ahead
 from heteropp.schedule.stage_actions import coded_table, links, table_key
@@ -176,15 +177,26 @@ def _rank_memory(
             for group, kind in _kinds_of_groups(plan, stage):
                 for ranks in [(rank,) for rank in group] if differ else [group]:
                     rank = ranks[0]
-                    summed = tuple([copies.get((rank, k)) for k in range(stage.ministages)])
-                    shard = plan.shard(rank)[0] if plan.optimizer == "muon" else 0
-                    key = kind, shard, *summed
+                    own = rank_share(plan, rank, stage.ministages, copies)
+                    key = kind, own
                     if key not in alike:
                         profile, shape = profile_of[plan.chip(rank)], stage_shape(plan, rank)
-                        whole = (plan.model, shape, plan.resharding, profile, shard, summed, place)
+                        whole = (plan.model, shape, plan.resharding, profile, own, place)
                         alike[key] = _peaks.get(whole, partial(_peak, plan, rank, profile))
                     memory.update(dict.fromkeys(ranks, alike[key]))
     return tuple(memory[rank] for rank in range(plan.world_size))
+
+
+def rank_share(
+    plan: Plan, rank: int, ministages: int, copies: Mapping[tuple[int, int], Exchange]
+) -> Hashable:
+    """Returns what makes the memory of one rank unlike that of others in replicas of its kind.
+
+    That is its shard of Muon's state, which has larger tensors in some shards than in others, and,
+    by ministage, the gradients that it exchanges. copies: the plan's exchanges().
+    """
+    shard = plan.shard(rank)[0] if plan.optimizer == "muon" else 0
+    return shard, tuple([copies.get((rank, k)) for k in range(ministages)])
 
 
 def _walked_places(plan: Plan, pipeline: Pipeline) -> list[Hashable]:
@@ -295,9 +307,6 @@ def spread_of(plan: Plan, rank: int) -> Spread | None:
     return Spread.of(stage.expert_shares, rows, group - first)
 
 
-TO_NOBODY = Link(0.0, float("inf"))  # of a rank that is alone in its group
-
-
 class GroupLinks(NamedTuple):
     """The slowest links of a rank in each of its groups."""
 
@@ -329,7 +338,7 @@ def links_by_rank(plan: Plan, cluster: Cluster) -> dict[int, GroupLinks]:
             _links_in(cluster, groups) for groups in (stage.groups, across, context, experts)
         ]
         found |= {
-            rank: GroupLinks(*(links.get(rank, TO_NOBODY) for links in by_kind))
+            rank: GroupLinks(*(links.get(rank, NO_LINK) for links in by_kind))
             for group in stage.groups
             for rank in group
         }
@@ -361,17 +370,17 @@ def slowest_link(cluster: Cluster, rank: int, group: Sequence[int]) -> Link:
     measured of such, and else the slowest link; of equally slow ones, that to the earliest peer.
     """
     if len(group) == 1:
-        return TO_NOBODY
+        return NO_LINK
     return _PeersByNode(cluster, group).slowest(cluster.node_index(rank), rank)
 
 
 def slowest_links(cluster: Cluster, group: Sequence[int]) -> dict[int, Link]:
     """Returns the slowest_link of every rank of a group."""
     if len(group) == 1:
-        return {group[0]: TO_NOBODY}
+        return {group[0]: NO_LINK}
     nodes = {cluster.node_index(rank) for rank in group}
     if len(nodes) == 1:
-        return dict.fromkeys(group, link_inside(cluster.nodes[nodes.pop()].chip, len(group)))
+        return dict.fromkeys(group, link_inside(cluster, cluster.nodes[nodes.pop()], len(group)))
     found: dict[int, Link] = {}
     peers = _PeersByNode(cluster, group)
     for n, ranks in peers.ranks_of.items():
@@ -383,15 +392,20 @@ def slowest_links(cluster: Cluster, group: Sequence[int]) -> dict[int, Link]:
     return found
 
 
-def link_inside(chip: ChipSpec, ranks: int) -> Link:
+def link_inside(cluster: Cluster, node: Node, ranks: int) -> Link:
     """Returns what a collective of so many ranks meets, all of them chips of one node.
 
     That is what was measured of such, and else the link between two of the node's chips.
     """
-    collectives = chip.collectives
-    if collectives is not None:
-        return Link(collectives.latency_s, collectives.group_bytes_per_s(ranks))
-    return Link(chip.links.intra_node_latency_s, chip.links.intra_node_bytes_per_s)
+    first = node.ranks.start
+    return collective_link(node.chip, ranks) or cluster.link(first, first + 1)
+
+
+def collective_link(chip: ChipSpec, ranks: int) -> Link | None:
+    """Returns what a collective of so many chips of a node meets, where the chip's file says it."""
+    if chip.collectives is None:
+        return None
+    return Link(chip.collectives.latency_s, chip.collectives.group_bytes_per_s(ranks))
 
 
 class _PeersByNode:
@@ -431,9 +445,9 @@ class _PeersByNode:
         """Returns the slowest link of a rank, which is on node n."""
         cluster, mates = self.cluster, self.ranks_of.get(n, [])
         if 1 < len(self.group) == len(mates):
-            return link_inside(cluster.nodes[n].chip, len(mates))
+            return link_inside(cluster, cluster.nodes[n], len(mates))
         others = [next((m for m in nodes if m != n), n) for nodes in self.kinds.values()]
         peers = [self.ranks_of[m][0] for m in others if m != n]
         peers += [mate for mate in mates[:2] if mate != rank][:1]
         links = [cluster.link(rank, p) for p in sorted(peers, key=self.place_of.__getitem__)]
-        return min(links, key=lambda link: link.bytes_per_s, default=TO_NOBODY)
+        return min(links, key=lambda link: link.bytes_per_s, default=NO_LINK)

@@ -1,8 +1,8 @@
 """Runs a plan's actions on predicted times, event by event, without chips.
 
 Every replica works through the actions that the executor would run (schedule/). What a message,
-a pipe and a reduction do is said in engine.py and reductions.py. Sends do not hold the sender,
-receives are posted ahead.
+a pipe and a reduction do is said in engine.py and reductions.py. Sends do not hold the sender, and
+receives are posted ahead, unless simulate() is given a slack.
 
 The step is one of many alike: the ranks come out of the exchange of norms of the step before at
 one moment, and each begins when its own update has ended. So the time from a rank's begin to its
@@ -17,10 +17,11 @@ from functools import cached_property
 from operator import add, mul
 
 from heteropp.cost.capacity import host_overrun, lacking_host
-from heteropp.cost.planned import human_bytes, spread_of
+from heteropp.cost.planned import human_bytes, rank_share, spread_of
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, Stage
 from heteropp.description.timeline import Span, in_words
+from heteropp.optimizer.replicated_gradients import exchanges
 from heteropp.schedule.action import COMPUTATION, GATHERS, Action, Kind
 from heteropp.schedule.step_times import TimeShare
 from heteropp.simulator.engine import Noise, StuckError, Timing, play
@@ -183,10 +184,13 @@ class Simulation:
         """
         first: dict[Hashable, int] = {}
         result = []
+        plan, copies = self.plan, exchanges(self.plan)
         for a, seat in enumerate(self.program.seats):
-            kind = self._stage(a).replicas[seat.replica].kind
-            experts = tuple(spread_of(self.plan, rank) for rank in seat.ranks)
-            result.append(first.setdefault((seat.pipeline, seat.stage, kind, experts), a))
+            stage = self._stage(a)
+            kind = stage.replicas[seat.replica].kind
+            experts = tuple(spread_of(plan, rank) for rank in seat.ranks)
+            own = tuple(rank_share(plan, rank, stage.ministages, copies) for rank in seat.ranks)
+            result.append(first.setdefault((seat.pipeline, seat.stage, kind, experts, own), a))
         return result
 
     @cached_property
@@ -237,8 +241,10 @@ def simulate(
     """One step. Raises DeadlockError when the action tables cannot finish.
 
     emulated: messages as emulated chips pace them, every pair of ranks apart, at Cluster.link();
-    otherwise they share the pipes of Cluster.route(). slack: how many tensors may wait in a send
-    for their receive before the sender waits too (0: nothing is buffered); None: any number.
+    otherwise they share the pipes of Cluster.route(). slack: of a transport that posts no receives
+    ahead, how many tensors may wait in a send until the receiver comes to their receive, before the
+    sender waits too (0: nothing is buffered); messages begin then. None: receives are posted ahead,
+    and messages begin when they are sent. Only plans with overlap are played with slack.
     noise: sigma of the log-normal factor on the seconds of each piece of work. slowdown: by rank,
     a factor on all its work. message_factor: on the seconds of every message between stages, as
     of a transport that is so many times slower. whole_backwards: 1F1B as published, whose gradient
@@ -308,11 +314,6 @@ def _with_step(
         whole.starts.append(starts)
         whole.ends.append(ends)
     return whole
-
-
-def hetero_speedup_ratio(together: Simulation, alone: Sequence[Simulation]) -> float:
-    """HeteroSpeedupRatio of section 6.2: tokens per second together, to the sum of each alone."""
-    return together.tokens_per_s / sum(simulation.tokens_per_s for simulation in alone)
 
 
 def describe(action: Action, slices: int) -> str:

@@ -121,6 +121,12 @@ def test_a_deadlock_is_one_sentence(files: list[str], capsys) -> None:
     assert result([*files, "--slack", "3"], capsys)["step_s"] > 0
 
 
+def test_slack_is_for_plans_with_overlap(files: list[str], capsys, tmp_path: Path) -> None:
+    write_plan(replace(plan_of(8), overlap=False), tmp_path / "plan.json")
+    sentence = run([*files, "--slack", "3"], capsys, code=2)
+    assert "expected a plan with overlap" in sentence
+
+
 def test_what_is_written(files: list[str], capsys, tmp_path: Path) -> None:
     trace, picture = tmp_path / "trace.json", tmp_path / "plan.png"
     shown = run([*files, "--trace", str(trace), "--picture", str(picture)], capsys)
