@@ -1,15 +1,13 @@
-"""Seconds of messages between ranks: collectives as dicomm runs them, and resharding."""
+"""Seconds of collectives as dicomm runs them, and of gathering boundary tensors."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 
-from heteropp.description.cluster import Cluster, Link
-from heteropp.description.plan import Resharding, Stage
-from heteropp.layout.resharding import group_boxes, messages
-from heteropp.models.spec import ModelSpec
+from heteropp.description.cluster import Link
+from heteropp.description.plan import Resharding
 
+NO_LINK = Link(0.0, math.inf)  # of a rank that has nobody to send to
 FEW_RANKS = 8  # up to so many, everyone sends to everyone
 
 
@@ -66,34 +64,6 @@ def _rounds(ranks: int) -> int:
     return math.ceil(math.log2(ranks))
 
 
-def resharding_s(
-    model: ModelSpec, sender: Stage, receiver: Stage, cluster: Cluster, strategy: Resharding
-) -> float:
-    """Returns the seconds from when a stage has computed one micro-batch's boundary tensor until
-    every replica of the next stage has its part of it whole.
-    """
-    row_bytes = model.hidden * model.dtype_bytes
-    sent: dict[tuple[int, int], float] = defaultdict(float)  # by pair of ranks
-    for message in messages(sender, receiver, model.sequence_length, strategy):
-        pair = message.source, message.destination
-        sent[pair] += message.box.shape[0] * row_bytes
-    latest_s = 0.0
-    for r, replica in enumerate(receiver.replicas):
-        for c in range(receiver.cp):
-            boxes, ranks = group_boxes(receiver, r, c, model.sequence_length), replica.group(c)
-            arrived_s = max(
-                cluster.link(*pair).seconds(size_bytes)
-                for pair, size_bytes in sent.items()
-                if pair[1] in ranks
-            )
-            whole_bytes = sum(box.size for box in boxes) * row_bytes
-            gathered_s = gather_boundary_s(
-                whole_bytes, len(ranks), _slowest(cluster, ranks), strategy
-            )
-            latest_s = max(latest_s, arrived_s + gathered_s)
-    return latest_s
-
-
 def gather_boundary_s(size_bytes: float, ranks: int, link: Link, strategy: Resharding) -> float:
     """Returns the seconds from a boundary tensor's arrival at a replica until every one of the
     replica's ranks has all of it.
@@ -101,8 +71,3 @@ def gather_boundary_s(size_bytes: float, ranks: int, link: Link, strategy: Resha
     if strategy == "all-gather":
         return all_gather_s(size_bytes, ranks, link)
     return broadcast_s(size_bytes, ranks, link) if strategy == "broadcast" else 0.0
-
-
-def _slowest(cluster: Cluster, ranks: tuple[int, ...]) -> Link:
-    links = [cluster.link(ranks[0], peer) for peer in ranks[1:]]
-    return min(links, key=lambda link: link.bytes_per_s, default=Link(0.0, float("inf")))

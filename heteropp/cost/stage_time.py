@@ -6,13 +6,12 @@ layers and 1; both are traced, once for each kind of stage.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from heteropp.cost.block_terms import KindTerms, Terms, by_kind, for_blocks
-from heteropp.cost.communication import all_gather_s, all_reduce_s
+from heteropp.cost.communication import NO_LINK, all_gather_s, all_reduce_s
 from heteropp.cost.kernels import host_s, kernels_s
 from heteropp.cost.stage_memory import Memory, StageShape, kept_bytes, stage_memory
 from heteropp.cost.tracing.traces import StageTrace, StageTraces, TracedPiece, trace_stages
@@ -34,7 +33,6 @@ __all__ = [
     "stage_time",
 ]
 
-NO_LINK = Link(0.0, math.inf)  # of a group of one
 ITEMSIZE = {"float32": 4, "float64": 8}  # bytes of an element
 OF_A_MICRO_BATCH = (
     *("forward_s", "forward_collective_s", "recompute_s", "backward_s", "backward_collective_s"),

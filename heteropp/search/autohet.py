@@ -14,17 +14,16 @@ import math
 from dataclasses import dataclass, replace
 
 from heteropp.cost.capacity import most_lacking
+from heteropp.cost.communication import NO_LINK
 from heteropp.cost.planned import slowest_link
 from heteropp.cost.stage_time import StageShape, all_reduce_s, stage_memory, stage_time
 from heteropp.description.chips import ChipSpec
-from heteropp.description.cluster import Link
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
 from heteropp.description.profile import ChipProfile, chip_profile
 from heteropp.schedule.in_flight import in_flight
 from heteropp.search.grouping import Grouping, UnitType, group_devices
 from heteropp.search.planner import Candidate, Request, Result, SearchError, does_not_fit
 
-ALONE = Link(0.0, float("inf"))  # the link across replicas where there is one
 MORE_MEMORY = 1.1  # what a grouping whose layers do not fit is asked for next
 
 
@@ -37,17 +36,19 @@ def search(request: Request) -> Result:
             f"global batch {request.global_batch} is not a multiple of the "
             f"{request.sequences} sequences of a micro-batch"
         )
-    found, nearest, steps, notes = [], [], 0, []
+    found, failed, steps, notes = [], [], 0, []
     for tp in _tp_degrees(request):
         planned = _Degree(request, tp).plan()
         steps += planned.steps
         if planned.candidate:
             found.append(planned.candidate)
         else:
-            notes.append(f"tensor-parallel degree {tp} is left out: its layers do not fit")
-            nearest.append(planned.nearest)
+            too_long = planned.stages and not planned.nearest
+            why = f"it takes {planned.stages} stages" if too_long else "its layers do not fit"
+            notes.append(f"tensor-parallel degree {tp} is left out: {why}")
+            failed.append(planned)
     if not found:
-        raise _does_not_fit(request, [plan for plan in nearest if plan])
+        raise _does_not_fit(request, failed)
     found.sort(key=lambda candidate: candidate.cost_s)
     # the heuristics of mapping and partition give no bound: the cost stands for itself
     return Result("autohet", found[0], found[1:], found[0].cost_s, steps, notes)
@@ -61,7 +62,14 @@ def _tp_degrees(request: Request) -> list[int]:
     return [tp for tp in request.model.tp_degrees(limit) if chips % tp == 0]
 
 
-def _does_not_fit(request: Request, plans: list[Plan]) -> SearchError:
+def _does_not_fit(request: Request, failed: list[_Planned]) -> SearchError:
+    plans = [planned.nearest for planned in failed if planned.nearest]
+    stages = [planned.stages for planned in failed if planned.stages]
+    if not plans and stages:
+        return SearchError(
+            f"autohet needs a pipeline of at least {min(stages)} stages on cluster "
+            f"{request.cluster.name}; model {request.model.name} has {request.model.layers} layers"
+        )
     if not plans:
         return SearchError(
             f"all memory of cluster {request.cluster.name} does not hold model "
@@ -85,6 +93,7 @@ class _Planned:
     candidate: Candidate | None
     nearest: Plan | None  # one that does not fit
     steps: int
+    stages: int = 0  # of the longest pipeline of the first grouping; 0: there is none
 
 
 class _Degree:
@@ -103,18 +112,19 @@ class _Degree:
         self.chips = sorted(self.units, key=lambda chip: (self._layers_per_s(chip), chip))
 
     def plan(self) -> _Planned:
-        steps, nearest = 0, None
+        steps, nearest, stages = 0, None, 0
         memory_bytes = self._least_memory_bytes()
         while (grouping := self._group(memory_bytes)) is not None:
             steps += grouping.steps
             pipelines = self._map(grouping)
+            stages = stages or max(map(len, pipelines))
             for recompute in (False, True):
                 plan, fits = self._partition(pipelines, recompute)
                 nearest = nearest or plan
                 if plan and fits:
                     return _Planned(Candidate(plan, self.cost_s(plan)), None, steps)
             memory_bytes *= MORE_MEMORY
-        return _Planned(None, nearest, steps)
+        return _Planned(None, nearest, steps, stages)
 
     def _group(self, least_memory_bytes: float) -> Grouping | None:
         types = []
@@ -230,7 +240,9 @@ class _Degree:
     def micro_batch_s(self, unit: _Unit, shape: StageShape) -> float:
         inside = slowest_link(self.cluster, unit.ranks[0], unit.ranks)
         profile = self.profile(unit)
-        return stage_time(self.model, shape, self.chip(unit), inside, ALONE, profile).micro_batch_s
+        return stage_time(
+            self.model, shape, self.chip(unit), inside, NO_LINK, profile
+        ).micro_batch_s
 
     def shape(self, layers: int, first: bool, last: bool, recompute: bool) -> StageShape:
         return StageShape(

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from heteropp.cost.communication import NO_LINK
 from heteropp.cost.planned import slowest_link
 from heteropp.cost.stage_time import StageShape, all_reduce_s, stage_memory, stage_time
 from heteropp.description.cluster import Cluster, Link
@@ -25,7 +26,6 @@ from heteropp.search.costs import Plane
 from heteropp.search.planner import Candidate
 from heteropp.search.skeletons import LARGE, Ranks, Skeleton
 
-ALONE = Link(0.0, math.inf)
 SIZES = 4  # of a micro-batch, tried for each skeleton
 LARGE_SIZES = 2  # and where there are many skeletons
 
@@ -218,7 +218,7 @@ class Balance:
                     self._shape(key, layers),
                     node.chip,
                     seat.unit.inside,
-                    ALONE,
+                    NO_LINK,
                     chip_profile(self.cluster, node.chip_name),
                 ).micro_batch_s
                 for layers in (1, 2)
@@ -292,7 +292,7 @@ class Balance:
         first = self.cluster.nodes[0].ranks[0]
         others = (node.ranks[-1] for node in self.cluster.nodes if node.ranks[-1] != first)
         links = (self.cluster.link(first, other) for other in others)
-        return min(links, key=lambda link: link.bytes_per_s, default=ALONE)
+        return min(links, key=lambda link: link.bytes_per_s, default=NO_LINK)
 
     def _stages(
         self, groups: Sequence[Sequence[Ranks]], seats: list[list[ReplicaKey]], layers: list[int]

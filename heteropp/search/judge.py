@@ -11,7 +11,7 @@ from heteropp.cost.planned import check_cluster, rank_memory
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, PlanError, validate
 from heteropp.description.prediction import Prediction
-from heteropp.description.profile import cited_profile
+from heteropp.description.profile import ProfileError, cited_profile
 from heteropp.description.used_chips import used_cluster
 from heteropp.search.planner import (
     Candidate,
@@ -77,30 +77,42 @@ def _ask(name: str, request: Request, simulated: int) -> Verdict:
 
 
 def _that_fits(result: Result, cluster: Cluster) -> Result:
-    """Returns the result with only the plans that fit by the memory walk, action by action.
+    """Returns the result with only the plans that can run and that fit by the memory walk.
 
     Planners only estimate memory, and know nothing of what Muon cannot do. Raises SearchError where
-    no plan fits.
+    no plan is left.
     """
-    try:
-        validate(result.best.plan)
-    except PlanError as error:
-        raise SearchError(f"{result.planner}'s plan cannot run: {error}") from None
-    candidates = [
-        c for c in (result.best, *result.runners_up) if fits(c.plan, used_cluster(c.plan, cluster))
-    ]
+    valid: list[Candidate] = []
+    problems: list[PlanError] = []
+    for candidate in (result.best, *result.runners_up):
+        try:
+            validate(candidate.plan)
+            valid.append(candidate)
+        except PlanError as error:
+            problems.append(error)
+    if not valid:
+        raise SearchError(f"{result.planner}'s plan cannot run: {problems[0]}")
+    candidates = [c for c in valid if fits(c.plan, used_cluster(c.plan, cluster))]
     if not candidates:
-        raise does_not_fit(result.best.plan, cluster)
+        raise does_not_fit(valid[0].plan, cluster)
     return replace(result, best=candidates[0], runners_up=candidates[1:])
 
 
 def ask_all(names: Iterable[str], request: Request) -> list[Verdict]:
     """Returns every planner's answer, fastest simulated step first, those without a plan last."""
-    verdicts = [ask(name, request, simulated=1) for name in names]
+    verdicts = [_answer(name, request) for name in names]
     return sorted(
         verdicts,
         key=lambda v: (not v.judged, v.best.simulation.step_s if v.judged else 0.0, v.planner),
     )
+
+
+def _answer(name: str, request: Request) -> Verdict:
+    """Returns one planner's answer, which is an error where it asks for what was not measured."""
+    try:
+        return ask(name, request, simulated=1)
+    except ProfileError as error:
+        return Verdict(name, None, [], 0.0, SearchError(str(error)))
 
 
 def judge(candidate: Candidate, result: Result, cluster: Cluster) -> Judged:

@@ -1,25 +1,22 @@
 """Metis's files: profiles of a model's layers, and the nodes of a cluster.
 
 Profiles are a folder of DeviceType.<type>_tp<tp>_bs<batch>.json, one for each chip type,
-tensor-parallel degree and batch. A cluster is a hostfile, whose lines are "<address> slots=<chips>"
-or "<address> <chips>", and a JSON object from address to chip type, memory and bandwidths. What is
-read depends on neither the order of the folder nor that of the files' entries.
+tensor-parallel degree and batch. A cluster file is a JSON object from address to chip type, memory
+and bandwidths. What is read does not depend on the order of the folder.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from heteropp.description.files import FileError, read_json, read_text
+from heteropp.description.files import FileError, read_json
 
 PROFILE_NAME = re.compile(r"DeviceType\.(\w+?)_tp(\d+)_bs(\d+)\.json")
-HOST_LINE = re.compile(r"(\S+)\s+(?:slots=)?(\d+)")
-LARGEST_NODE = 1024  # chips
 OPTIMIZERS = 2  # Metis counts the profiled optimizer twice
 BANDWIDTH_UNIT = 2**20 * 1000  # bytes a second; Metis divides by 2**20 bytes a millisecond
 
@@ -148,27 +145,6 @@ def read_profiles(folder: Path, layers: int | None = None) -> Profiles:
         batch_s=1e-3 * max(f.execution_time.batch_generator_time_ms for f in whole.values()),
         by_type=by_type,
     )
-
-
-def read_nodes(hostfile: Path, clusterfile: Path) -> list[MetisNode]:
-    """Reads a cluster, its nodes in the order of type and size. Raises FileError."""
-    kinds = read_kinds(clusterfile)
-    nodes = []
-    for number, line in enumerate(read_text(hostfile).splitlines(), 1):
-        if not line.strip():
-            continue
-        found = HOST_LINE.fullmatch(line.strip())
-        if not found or not 1 <= int(found[2]) <= LARGEST_NODE:
-            raise FileError(
-                f"{hostfile}: line {number} is {line.strip()!r}; expected an address and "
-                f"slots=<chips>, 1 to {LARGEST_NODE} of them"
-            )
-        if found[1] not in kinds:
-            raise FileError(f"{hostfile}: line {number}: {clusterfile} has no node {found[1]!r}")
-        nodes.append(replace(kinds[found[1]], chips=int(found[2])))
-    if not nodes:
-        raise FileError(f"{hostfile} names no node; expected at least one")
-    return sorted(nodes, key=lambda node: (node.chip, -node.chips))
 
 
 def read_kinds(clusterfile: Path) -> dict[str, MetisNode]:

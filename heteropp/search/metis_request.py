@@ -2,8 +2,9 @@
 
 A layer's time and memory are those of our cost model; the first layer embeds, the last one has the
 head. Where the chips were measured they are the profile's, whose degrees and batches are then all
-that is searched. A chip's own memory must hold its share, with the micro-batches in flight; the
-profiles that Metis reads do not tell those.
+that is searched; one chip with one sequence has to be among them, as Metis weighs layers by those.
+A chip's own memory must hold its share, with the micro-batches in flight; the profiles that Metis
+reads do not tell those.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+from heteropp.cost.communication import NO_LINK
 from heteropp.cost.planned import link_inside
 from heteropp.cost.stage_time import Memory, StageShape, stage_memory, stage_time
-from heteropp.description.cluster import Cluster, Link, Node
+from heteropp.description.cluster import Cluster, Node
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
 from heteropp.description.profile import ChipProfile, chip_profile
 from heteropp.models.spec import ModelSpec
@@ -26,7 +28,6 @@ from heteropp.search.planner import Request
 
 PERMUTED = 4  # groups whose orders are all tried: the public tool's example
 Figure = Callable[[int, bool, bool], float]  # of a stage: its layers; is it first, is it last
-FAR = Link(0.0, float("inf"))
 
 
 def problem_of(request: Request) -> Problem:
@@ -120,11 +121,11 @@ def _profile(
     request: Request, node: Node, measured: ChipProfile | None, tp: int, batch: int
 ) -> LayerProfile:
     model = request.model
-    inside = link_inside(node.chip, tp) if tp > 1 else FAR
+    inside = link_inside(request.cluster, node, tp) if tp > 1 else NO_LINK
 
     def seconds(layers: int, first: bool, last: bool) -> float:
         shape = _shape(tp, 1, batch, layers, first, last)
-        return stage_time(model, shape, node.chip, inside, FAR, measured).micro_batch_s
+        return stage_time(model, shape, node.chip, inside, NO_LINK, measured).micro_batch_s
 
     def memory(dp: int) -> Figure:
         def of(layers: int, first: bool, last: bool) -> float:
@@ -203,7 +204,7 @@ def _update_s(
     last: bool,
 ) -> float:
     shape = replace(_shape(1, 1, 1, layers, first, last), optimizer=request.optimizer)
-    time = stage_time(request.model, shape, node.chip, FAR, FAR, measured)
+    time = stage_time(request.model, shape, node.chip, NO_LINK, NO_LINK, measured)
     return time.norm_s + time.update_s
 
 
@@ -215,7 +216,7 @@ def _nodes(cluster: Cluster) -> Iterator[MetisNode]:
         others = [n for n in (*firsts.values(), *lasts.values()) if n is not node]
         links = [cluster.link(node.ranks.start, other.ranks.start) for other in others]
         chips, intra_bytes_per_s = len(node.ranks), node.chip.links.intra_node_bytes_per_s
-        groups = (link_inside(node.chip, ranks) for ranks in range(2, chips + 1))
+        groups = (link_inside(cluster, node, ranks) for ranks in range(2, chips + 1))
         yield MetisNode(
             chip=node.chip_name,
             chips=chips,

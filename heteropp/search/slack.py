@@ -16,7 +16,9 @@ from heteropp.schedule.stage_actions import late_and_ahead
 
 
 def with_slack(plan: Plan, cluster: Cluster, ahead: int = 0) -> Plan:
-    """Returns a 1F1B plan with the most slack that fits, up to that of ZB-H1: stage s puts off s.
+    """Returns a 1F1B plan with slack that fits: that of ZB-H1, where stage s puts off s.
+
+    A stage that lacks memory has half as much, and so on until it fits.
 
     ahead: how many more forwards each stage runs ahead, but for the last, which no stage waits for.
     """

@@ -23,6 +23,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
+from heteropp.cost.communication import NO_LINK
 from heteropp.cost.expert_shares import expert_shares
 from heteropp.cost.planned import link_inside
 from heteropp.cost.tracing.kind import Spread
@@ -34,7 +35,6 @@ from heteropp.search.parts import most_expert_ranks, numbers_of_parts, ways_to_c
 from heteropp.search.planner import Request, SearchError
 
 SUBGROUP = 128  # chips
-ALONE = Link(0.0, math.inf)  # of a rank that has no peers
 Widths = tuple[int, int, int]  # the degrees of tensor, context and expert parallelism
 
 
@@ -186,8 +186,7 @@ class ChipType:
                 nodes = [*nodes[: period + 2], nodes[-1]]
         groups = self._groups_on(nodes, start, stop, tp)
         for node, count in groups.items():
-            chip = self.nodes[node].chip
-            inside = link_inside(chip, tp) if tp > 1 else ALONE
+            inside = link_inside(self.cluster, self.nodes[node], tp) if tp > 1 else NO_LINK
             across = self._slowest_link(node, groups)
             first = (max(start, self._starts[node]) - start) // tp
             alike = again == tp
@@ -202,7 +201,7 @@ class ChipType:
     def _link_of_block(self, node: int, start: int, size: int, tp: int) -> Link:
         """Returns the slowest link of a rank on a node in so many groups that follow each other."""
         if size == 1:
-            return ALONE
+            return NO_LINK
         stop = start + size * tp
         return self._slowest_link(
             node, self._groups_on(self._nodes_of(start, stop), start, stop, tp)
@@ -229,7 +228,7 @@ class ChipType:
         """
         own = self.nodes[node]
         if len(groups) == 1:
-            return link_inside(own.chip, groups[node]) if groups[node] > 1 else ALONE
+            return link_inside(self.cluster, own, groups[node]) if groups[node] > 1 else NO_LINK
         links: dict[tuple[int, bool], Link] = {}
         for other in groups:
             kind = (self._kinds[other], other == node)
@@ -237,7 +236,7 @@ class ChipType:
                 links[kind] = self.cluster.link(own.ranks.start, own.ranks.start + 1)
             elif other != node and kind not in links:
                 links[kind] = self.cluster.link(own.ranks.start, self.nodes[other].ranks.start)
-        return min(links.values(), key=lambda link: link.bytes_per_s, default=ALONE)
+        return min(links.values(), key=lambda link: link.bytes_per_s, default=NO_LINK)
 
 
 @dataclass(frozen=True)

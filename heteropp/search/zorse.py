@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from heteropp.cost.capacity import lacking_bytes
+from heteropp.cost.communication import NO_LINK
 from heteropp.cost.planned import slowest_links
 from heteropp.cost.stage_time import StageShape, Time, all_gather_s, stage_memory, stage_time
 from heteropp.description.chips import ChipSpec
@@ -23,7 +24,6 @@ from heteropp.description.profile import chip_profile
 from heteropp.search.node_groups import Division, NodeGroups
 from heteropp.search.planner import Candidate, Request, Result, SearchError, does_not_fit
 
-ALONE = Link(0.0, float("inf"))
 RUNNERS_UP = 3
 ZERO_STAGE: ZeroStage = 2
 
@@ -103,7 +103,7 @@ class _Group:
     ) -> Time:
         shape = self.shape(layers, place, share, 1)
         profile = chip_profile(self.request.cluster, name)
-        return stage_time(self.request.model, shape, chip, ALONE, self.link, profile)
+        return stage_time(self.request.model, shape, chip, NO_LINK, self.link, profile)
 
     def shape(
         self, layers: int, place: tuple[bool, bool], share: int, ministages: int

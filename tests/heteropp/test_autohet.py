@@ -174,5 +174,8 @@ def test_what_cannot_be_is_one_sentence() -> None:
     with pytest.raises(SearchError) as error:
         search(Request(cluster=cluster, model=tiny_model(4), global_batch=4))
     assert "\n" not in str(error.value)
+    many = cluster_of(("a", load_chip("a-mini"), 7))
+    with pytest.raises(SearchError, match=r"at least 7 stages .* has 4 layers"):
+        search(Request(cluster=many, model=tiny_model(4), global_batch=1))
     with pytest.raises(SearchError, match="multiple"):
         search(Request(cluster=cluster, model=tiny_model(4), global_batch=5, sequences=2))

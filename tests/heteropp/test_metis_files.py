@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heteropp.description.files import FileError
-from heteropp.search.metis_files import read_nodes, read_profiles
+from heteropp.search.metis_files import read_kinds, read_profiles
 
 LAYERS = 4
 
@@ -89,19 +89,18 @@ CLUSTER = {
         "memory": 80,
     },
 }
-HOSTS = ["10.0.0.1 slots=4", "10.0.0.2 16", "10.0.0.1 slots=2", ""]
 
 
-def test_reads_nodes_whatever_their_order(tmp_path: Path) -> None:
+def test_reads_the_nodes_of_a_cluster_file(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text(json.dumps(CLUSTER))
-    (tmp_path / "hosts").write_text("\n".join(HOSTS))
-    (tmp_path / "reversed").write_text("\n".join(HOSTS[::-1]))
-    nodes = read_nodes(tmp_path / "hosts", tmp_path / "cluster.json")
-    assert [(node.chip, node.chips) for node in nodes] == [("A100", 16), ("V100", 4), ("V100", 2)]
-    assert nodes[0].capacity_bytes == 80 * 2**30
-    assert nodes[0].intra_bytes_per_s == 46 * 2**20 * 1000
-    assert nodes[1].inter_bytes_per_s == 10 * 2**20 * 1000
-    assert nodes == read_nodes(tmp_path / "reversed", tmp_path / "cluster.json")
+    nodes = read_kinds(tmp_path / "cluster.json")
+    assert {address: node.chip for address, node in nodes.items()} == {
+        "10.0.0.1": "V100",
+        "10.0.0.2": "A100",
+    }
+    assert nodes["10.0.0.2"].capacity_bytes == 80 * 2**30
+    assert nodes["10.0.0.2"].intra_bytes_per_s == 46 * 2**20 * 1000
+    assert nodes["10.0.0.1"].inter_bytes_per_s == 10 * 2**20 * 1000
 
 
 @pytest.mark.parametrize(
@@ -131,19 +130,3 @@ def test_refuses_folders_that_lack_profiles(tmp_path: Path) -> None:
         read_profiles(write(tmp_path / "empty", []))
     with pytest.raises(FileError, match=r"lacks DeviceType\.V100_tp1_bs1\.json"):
         read_profiles(write(tmp_path / "p", [name for name in NAMES if "V100_tp1_bs1" not in name]))
-
-
-@pytest.mark.parametrize(
-    ("hosts", "sentence"),
-    [
-        ("10.0.0.1 slots=many", "line 1 is '10.0.0.1 slots=many'"),
-        ("\n10.0.0.1 slots=0", "line 2"),
-        ("10.0.0.3 slots=4", "has no node '10.0.0.3'"),
-        ("\n", "names no node"),
-    ],
-)
-def test_refuses_bad_hostfiles(tmp_path: Path, hosts: str, sentence: str) -> None:
-    (tmp_path / "cluster.json").write_text(json.dumps(CLUSTER))
-    (tmp_path / "hosts").write_text(hosts)
-    with pytest.raises(FileError, match=sentence):
-        read_nodes(tmp_path / "hosts", tmp_path / "cluster.json")

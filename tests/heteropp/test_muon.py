@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from clusters import write_model
+from clusters import cluster_of, write_model
 from elastic_run import NODE, Elastic
 from elastic_run import SETTINGS as ELASTIC_SETTINGS
 from layouts import mixed_chips, plan_of, scheduled, two_pipelines
@@ -21,7 +21,10 @@ from test_own_model import own_model
 from training_run import Training, refusal, tiny_model
 
 import heteropp
+from ditorch.chips import load_chip
 from heteropp.description.plan import Plan, PlanError, validate
+from heteropp.search.judge import ask
+from heteropp.search.planner import Request
 from heteropp.state.checkpoint.manifest import read as read_checkpoint
 
 MODEL = tiny_model(layers=8, dtype="float64")
@@ -205,6 +208,14 @@ def test_copies_on_unlike_chips_are_refused() -> None:
         with pytest.raises(PlanError, match="layer 0 is held by chips another"):
             validate(replace(plan, optimizer="muon"))
     validate(replace(mixed_chips(MODEL), optimizer="muon"))
+
+
+def test_a_planner_s_plans_that_cannot_run_take_no_other_away() -> None:
+    """Autohet's runners-up have layers on chips of two types."""
+    cluster = cluster_of(("a", load_chip("a-mini"), 2), ("b", load_chip("b-mini"), 2))
+    request = Request(cluster=cluster, model=MODEL, global_batch=2, optimizer="muon")
+    verdict = ask("autohet", request)
+    assert verdict.best.plan == ask("autohet", request, simulated=1).best.plan
 
 
 def _elsewhere(plan: Plan) -> Plan:

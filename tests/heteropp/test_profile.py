@@ -18,9 +18,11 @@ from typer import Typer
 
 from heteropp.cli import search
 from heteropp.cli.profile import app
+from heteropp.cost.planned import slowest_link
 from heteropp.cost.stage_time import StageShape, Time, stage_memory, stage_time
 from heteropp.description.chips import load_chip
 from heteropp.description.cluster import Link, read_cluster
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage
 from heteropp.description.profile import (
     Block,
     Measured,
@@ -35,9 +37,12 @@ from heteropp.description.profile import (
     read_profile,
     write_profile,
 )
-from heteropp.search.judge import ask
+from heteropp.search.auto.bound import step_bound_s
+from heteropp.search.auto.freedom import Freedom
+from heteropp.search.judge import ask, ask_all
 from heteropp.search.nearest import remedies
 from heteropp.search.planner import PLANNERS, Request, SearchError, planner
+from heteropp.simulator.simulate import simulate
 
 MODEL = dict(hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256, sequence_length=64)
 NONE = Link(latency_s=0.0, bytes_per_s=1e18)
@@ -265,6 +270,61 @@ def test_one_pair_of_ranks_for_each_kind() -> None:
     assert measured.link(0, 1) == cluster.link(0, 1)
     assert chip_profile(measured, "x") is profile.of("x")
     assert chip_profile(cluster, "x") is None
+
+
+def test_collectives_inside_a_node_meet_the_links_that_were_measured() -> None:
+    """Ranks of one node are measured as a pair; the bound takes the link to be no slower."""
+    chip = load_chip("b-mini")
+    slow_s = 1.0
+    kinds = [(1, False, False), (2, False, False), (1, True, False), (1, False, True)]
+    profile = made_up({(layers, *ends): 1.0 * layers for layers, *ends in kinds})
+    pairs = [replace(m, block=replace(m.block, tp=2)) for m in profile.blocks]  # tp 2 alone
+    pair = PairKind(chips=("x", "x"), places=("", ""), same_node=True)
+    link = MeasuredLink(pair=pair, latency_s=slow_s, bytes_per_s=1e12)
+    profile = replace(profile, blocks=tuple(pairs), links=(link,))
+    cluster = measured_cluster(cluster_of(("x", chip, 2)), profile)
+    assert slowest_link(cluster, 0, (0, 1)) == Link(slow_s, 1e12)
+    plan = Plan(
+        model=tiny_model(4),
+        global_batch=1,
+        micro_batch=1,
+        schedule="1f1b",
+        zero_stage=0,
+        pipelines=(
+            Pipeline(
+                micro_batches=1,
+                stages=(
+                    Stage(
+                        layers=(0, 4),
+                        recompute=False,
+                        replicas=(Replica(ranks=(0, 1), chip="x", batch_share=1),),
+                    ),
+                ),
+            ),
+        ),
+    )
+    step_s = simulate(plan, cluster).step_s
+    assert step_s > 4 * 4 * slow_s  # each layer has two sums in its forward and two in its backward
+    request = Request(cluster=cluster, model=tiny_model(4), global_batch=1, sequences=1)
+    fast = replace(profile, links=(replace(link, latency_s=0.0),))
+    chips = replace(chip.links, intra_node_latency_s=slow_s)  # which nobody meets
+    quick = measured_cluster(cluster_of(("x", replace(chip, links=chips), 2)), fast)
+    for found in (request, replace(request, cluster=quick)):
+        bound_s = step_bound_s(found, Freedom(found), found.cluster)
+        assert 0 < bound_s <= simulate(plan, found.cluster).step_s
+
+
+def test_of_all_planners_some_ask_for_what_was_not_measured() -> None:
+    kinds = [(1, False, False), (2, False, False), (1, True, False), (1, False, True)]
+    profile = made_up({(layers, *ends): 1.0 * layers for layers, *ends in kinds})
+    chips = replace(load_chip("b-mini"), tp_limit=2)
+    cluster = measured_cluster(cluster_of(("x", chips, 2)), profile)
+    request = Request(cluster=cluster, model=tiny_model(4), global_batch=2, sequences=1)
+    with pytest.raises(ProfileError, match="heteropp-profile --tp 2"):
+        ask("heteroauto", request)
+    best, *others = ask_all(["heteroauto", "auto", "metis"], request)
+    assert best.best.plan.profile == profile.citation
+    assert "heteropp-profile --tp 2" in str(others[-1].error)
 
 
 def refusal(*arguments: str, command: Typer = app) -> str:

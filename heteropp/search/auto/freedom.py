@@ -27,7 +27,6 @@ MOST_SIZES = 4  # of a replica's part of a micro-batch, each twice the one befor
 LONG = 16_384  # tokens, from which on it is tried to cut sequences that fit whole, too
 USUAL_PARTS = 8  # of a sequence, at most, where the request does not say it
 USUAL_EXPERT_RANKS = 64  # over which experts lie, at most, where the request does not say it
-PAIRED = ("zb-v", "chimera")  # schedules of two ministages on every stage
 
 
 @dataclass(frozen=True)

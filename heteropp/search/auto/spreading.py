@@ -6,11 +6,12 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Literal, get_args
 
+from heteropp.cost.communication import NO_LINK
 from heteropp.cost.expert_shares import expert_shares
-from heteropp.cost.planned import link_inside
-from heteropp.cost.stage_time import NO_LINK, StageShape, stage_time
+from heteropp.cost.planned import slowest_link
+from heteropp.cost.stage_time import StageShape, stage_time
 from heteropp.description.chips import ChipSpec
-from heteropp.description.cluster import Cluster
+from heteropp.description.cluster import Cluster, Link
 from heteropp.description.plan import Plan, Stage
 from heteropp.models.spec import ModelSpec
 from heteropp.search.auto.changed import with_each
@@ -44,7 +45,11 @@ def spread(stage: Stage, freedom: Freedom, degree: int, by: By) -> Stage:
         values = [float(chip.memory.capacity_bytes) for chip in chips]
     else:
         sequences = -(-stage.micro_batch // stage.copies)
-        values = [_speed(model, chip, stage.tp, sequences) for chip in chips]
+        links = [slowest_link(cluster, group[0], group) for group in stage.groups]
+        values = [
+            _speed(model, chip, link, stage.tp, sequences)
+            for chip, link in zip(chips, links, strict=True)
+        ]
     least = [min(values[i::degree]) for i in range(degree)]
     return replace(
         stage,
@@ -55,7 +60,7 @@ def spread(stage: Stage, freedom: Freedom, degree: int, by: By) -> Stage:
 
 
 @lru_cache(maxsize=1024)
-def _speed(model: ModelSpec, chip: ChipSpec, tp: int, sequences: int) -> float:
+def _speed(model: ModelSpec, chip: ChipSpec, inside: Link, tp: int, sequences: int) -> float:
     """Returns the layers a second of a group that has all experts."""
     shape = StageShape(
         layers=1,
@@ -68,7 +73,7 @@ def _speed(model: ModelSpec, chip: ChipSpec, tp: int, sequences: int) -> float:
         optimizer="adamw",
         recompute=False,
     )
-    return 1 / stage_time(model, shape, chip, link_inside(chip, tp), NO_LINK).micro_batch_s
+    return 1 / stage_time(model, shape, chip, inside, NO_LINK).micro_batch_s
 
 
 def with_shares_that_fit(plan: Plan, freedom: Freedom) -> Plan:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy
 
+from heteropp.cost.communication import NO_LINK
 from heteropp.description.chips import ChipSpec
-from heteropp.description.cluster import Cluster
+from heteropp.description.cluster import Cluster, Link
 from heteropp.description.profile import chip_profile
 from heteropp.models.spec import ModelSpec
 from heteropp.search.auto.bound.nodes import NodeKind, Work, all_done, most_done
@@ -80,7 +81,17 @@ def _ways(
         found = tuple((n, n) for n in sorted({sequences for *_, sequences in profile.found}))
     cuts = freedom.sequence_parallel
     spread = freedom.expert_parallel > 1
-    return ways(request.model, chip, chips, request.optimizer, found, cuts, parts, profile, spread)
+    pair = _fastest_pair(request.cluster, name)
+    return ways(
+        *(request.model, chip, chips, pair, request.optimizer, found, cuts, parts, profile, spread)
+    )
+
+
+def _fastest_pair(cluster: Cluster, name: str) -> Link:
+    """Returns a link as fast as any between two chips of a node of one type."""
+    firsts = [n.ranks.start for n in cluster.nodes if n.chip_name == name and len(n.ranks) > 1]
+    links = [cluster.link(first, first + 1) for first in firsts] or [NO_LINK]
+    return Link(min(link.latency_s for link in links), max(link.bytes_per_s for link in links))
 
 
 @dataclass(frozen=True, eq=False)

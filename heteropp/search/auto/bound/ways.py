@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 
 import numpy
 
-from heteropp.cost.planned import link_inside
+from heteropp.cost.planned import collective_link
 from heteropp.cost.stage_time import StageShape, Time, stage_time
 from heteropp.cost.tracing.kind import Spread
 from heteropp.cost.tracing.scores import keeps_no_scores
@@ -52,6 +52,7 @@ def ways(
     model: ModelSpec,
     chip: ChipSpec,
     chips: int,
+    pair: Link,
     optimizer: OptimizerName,
     sizes: tuple[Sizes, ...],
     cuts: tuple[bool, ...],
@@ -61,9 +62,9 @@ def ways(
 ) -> Ways | None:
     """Returns the ways of a chip type; None where a profile knows none.
 
-    chips: of the largest node. cuts: whether rows are cut over tensor-parallel ranks. parts: of a
-    sequence, at most, that context-parallel groups take, or a rank in turn. spread: whether experts
-    may lie over ranks.
+    chips: of the largest node. pair: a link no slower than any between two chips of such a node.
+    cuts: whether rows are cut over tensor-parallel ranks. parts: of a sequence, at most, that
+    context-parallel groups take, or a rank in turn. spread: whether experts may lie over ranks.
 
     A sequence takes no longer among many than among few, and that is said of a range of sizes: a
     replica computes a sequence as fast as with the most of them, but takes at least as long for all
@@ -85,7 +86,7 @@ def ways(
             continue
         # latency is left out of a range, as short messages take fewer of them than long ones, and
         # parts have shorter messages
-        inside = link_inside(chip, tp)
+        inside = collective_link(chip, tp) or pair
         if fewest < most or parts > 1:
             inside = inside._replace(latency_s=0.0)
         shape = StageShape(
