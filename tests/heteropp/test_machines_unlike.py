@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab_job import MACHINES, lab_job
 from sampled import sampled
+from training_run import make_plan, tiny_model
 
-from heteropp.runtime.ranks.agreement import unlike_clocks, unlike_terms
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.runtime.ranks.agreement import own_terms, unlike_clocks, unlike_terms
+from heteropp.runtime.training_run import TrainingRun
 
 THIRD, FIRST = "rank 2 (chip NEUTRAL) on machine-2", "rank 0 (chip NEUTRAL) on machine-0"
 OTHER_VERSION = """
@@ -76,6 +81,51 @@ def test_only_what_differs_is_told() -> None:
     terms[1]["--steps"] = "4"
     told = "two has --steps 4, and one 3; expected the same on all nodes"
     assert unlike_terms(["one", "two"], terms) == told
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"weights": None}, "two has --from none, and one with hash "),
+        ({"attention_within": "document"}, 'two has --attention-within "document", and one '),
+        ({"documents": 8}, "two has --documents 8, and one 0"),
+        ({"validation": {}}, 'two has --validation [], and one ["books", "code"]'),
+    ],
+)
+def test_what_the_nodes_train_on_must_be_alike(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    first = run_from(tmp_path)
+    found = unlike_terms(["one", "two"], [own_terms(first), own_terms(replace(first, **changes))])
+    assert found is not None and found.startswith(said)
+    other_order = replace(first, validation=dict(reversed(first.validation.items())))
+    assert own_terms(other_order) == own_terms(first)
+
+
+def test_a_resumed_run_reads_no_weights_and_compares_none() -> None:
+    assert own_terms(replace(run_from(Path("gone")), resume=True))["--from"] == "none"
+
+
+def run_from(weights: Path) -> TrainingRun:
+    return TrainingRun(
+        plan=make_plan(tiny_model(), (2, 2), (1, 1), (1, 1), (False, False)),
+        cluster=None,
+        chips=(),
+        steps=1,
+        output=Path("run"),
+        data=None,
+        validation={"books": Path("books"), "code": Path("code")},
+        weights=weights,
+        resume=False,
+        resume_from=None,
+        checkpoint_every=0,
+        keep=1,
+        deadline_s=60,
+        seed=0,
+        hyperparameters=Hyperparameters(decay_steps=1),
+        device="cpu",
+    )
 
 
 def test_clocks_may_differ_by_a_little() -> None:

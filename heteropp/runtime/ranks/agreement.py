@@ -21,6 +21,7 @@ from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan
 from heteropp.process_groups.control import Control
 from heteropp.runtime.training_run import TrainingRun
+from heteropp.state.hugging_face.weights import CONFIG
 
 CLOCKS_S = 60.0  # by which the clocks of two nodes may differ, the waiting for the store included
 
@@ -49,11 +50,17 @@ def own_terms(run: TrainingRun) -> Terms:
         "--checkpoint-every": run.checkpoint_every,
         "--validate-every": run.validate_every,
         "--resume": run.resume,
+        "--attention-within": run.attention_within,
+        "--documents": run.documents,
+        "--validation": sorted(run.validation),
         **hyperparameters,
     }
     settings = {name.replace("_", " "): json.dumps(value) for name, value in values.items()}
     cluster = _hash(read_bytes(run.cluster)) if run.cluster else "none"
-    return {**own_version(), "plan": _hash(plans), "cluster": cluster, **settings}
+    begins_from = None if run.resume else run.weights  # a resumed run reads no weights
+    weights = _hash(read_bytes(begins_from / CONFIG)) if begins_from else "none"
+    files = {"plan": _hash(plans), "cluster": cluster, "--from": weights}
+    return {**own_version(), **files, **settings}
 
 
 def _hash(content: bytes) -> str:
