@@ -221,6 +221,18 @@ def test_a_store_that_cannot_be_read_is_said(ranks: Ranks, tmp_path: Path) -> No
     assert warning.startswith("/dev/null/store (remote) cannot be read: ")
 
 
+def test_a_manifest_that_cannot_be_read_leaves_the_others(ranks: Ranks, tmp_path: Path) -> None:
+    """One of the older step's is a folder, of which nothing can be read as of a file."""
+    kept(ranks, GROUPS, NODES, [1, 2], Cadence(memory=1))
+    path = next((tmp_path / "memory" / "a-0").glob("step-000001.*/rank-*.json"))
+    path.unlink()
+    (path / "entry").mkdir(parents=True)
+    found = recover_whole(ranks, GROUPS, NODES)
+    assert found.step == 2
+    (warning,) = found.warnings
+    assert "(memory) cannot be read in part: " in warning and str(path) in warning
+
+
 def torn(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 

@@ -134,12 +134,22 @@ def _publish(wants: list[Want], tiers: Tiers, nodes: Sequence[str], control: Con
 
 
 def _kept_in(tier: Tier, node: str, job: str, warnings: list[str]) -> list[RankSnapshot]:
+    """Lists what a tier holds of the job; adds one warning where some or all cannot be read."""
+    kept: list[RankSnapshot] = []
+    errors: list[Exception] = []
     try:
-        return [RankSnapshot(tier.kind, node, manifest) for manifest in tier.manifests(job)]
+        for found in tier.manifests(job):
+            if isinstance(found, Exception):
+                errors.append(found)
+            else:
+                kept.append(RankSnapshot(tier.kind, node, found))
     except Exception as error:  # of whatever store
-        why = " ".join(str(error).split()) or type(error).__name__
-        warnings.append(f"{tier.url} ({tier.kind}) cannot be read: {why}")
-        return []
+        errors.append(error)
+    if errors:
+        why = " ".join(str(errors[0]).split()) or type(errors[0]).__name__
+        part = " in part" if kept else ""
+        warnings.append(f"{tier.url} ({tier.kind}) cannot be read{part}: {why}")
+    return kept
 
 
 def _kept_remotely(tier: Tier, job: str, warnings: list[str]) -> list[RankSnapshot]:

@@ -37,20 +37,25 @@ class Tier:
         """Makes the rank's files of the step count."""
         self.write(manifest.step, *encoded(manifest))
 
-    def manifests(self, job: str) -> Iterator[RankManifest]:
-        """Yields the job's manifests that are whole.
+    def manifests(self, job: str) -> Iterator[RankManifest | Exception]:
+        """Yields the job's manifests that are whole, and an exception for each that it cannot read.
 
         Each lists only those of its files that are there with the size that it says.
         """
         for step in self.steps():
-            sizes = self._sizes(step)
+            try:
+                sizes = self._sizes(step)
+            except Exception as error:  # of whatever store
+                yield error
+                continue
             names = [name for name in sorted(sizes) if MANIFEST.fullmatch(name) and sizes[name]]
             found = self.read(step, [(name, 0, sizes[name]) for name in names])
             for name, content in zip(names, found, strict=True):
                 if isinstance(content, FileNotFoundError):  # it was just replaced
                     continue
                 if isinstance(content, Exception):
-                    raise content
+                    yield content
+                    continue
                 manifest = decoded(name, content)
                 if manifest is None or manifest.job != job or manifest.step != step:
                     continue
