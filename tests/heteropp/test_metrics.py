@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from clusters import cluster_of
@@ -18,7 +19,7 @@ from heteropp.description.plan import Pipeline, Plan
 from heteropp.models.parallel.tensor_parallel import SoloGroup
 from heteropp.runtime.executor import StepResult
 from heteropp.runtime.measuring.gauges import Gauges
-from heteropp.runtime.measuring.metrics import HostClock, StepMetrics
+from heteropp.runtime.measuring.metrics import EventClock, HostClock, StepMetrics, clock_of
 from heteropp.runtime.measuring.report import Reporter, Summary
 from heteropp.runtime.measuring.shares import Ran, StepEnds, divide
 from heteropp.runtime.measuring.stragglers import PATIENCE, Stragglers
@@ -192,3 +193,41 @@ def test_actions_of_machines_that_started_days_apart_are_on_one_clock(
     monkeypatch.setattr(time, "monotonic", lambda: now_s + day_s)
     monkeypatch.setattr(time, "monotonic_ns", lambda: int((now_s + day_s) * 1e9))
     assert begins_s() == pytest.approx(here_s, abs=day_s / 2)
+
+
+class Event:
+    """An event as torch has it; the time to another is a float32 of milliseconds, not negative."""
+
+    now_s = 0.0
+
+    def __init__(self, *arguments: object, **settings: object) -> None:
+        self.at_s = 0.0
+
+    def record(self) -> None:
+        self.at_s = Event.now_s
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Event) -> float:
+        return max(0.0, float(np.float32((other.at_s - self.at_s) * 1e3)))
+
+
+def test_times_of_events_stay_fine_for_as_long_as_a_run_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each mark is asked for twice, as a step's metrics and its trace do, the last one first."""
+    monkeypatch.setattr(Event, "now_s", 0.0)
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    clock = clock_of(torch.device("cpu"))
+    assert isinstance(clock, EventClock)
+    start_s = clock.seconds(clock.mark())
+    for begin_s in range(0, 24 * 3600, 7):
+        marks = []
+        for Event.now_s in (begin_s, begin_s + 0.0123):
+            marks.append(clock.mark())
+        for _ in range(2):
+            ended_s, began_s = (clock.seconds(mark) for mark in reversed(marks))
+            assert ended_s - began_s == pytest.approx(0.0123, abs=2e-5)
+            assert began_s - start_s == pytest.approx(begin_s, abs=1e-2)

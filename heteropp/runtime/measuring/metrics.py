@@ -17,6 +17,7 @@ from heteropp.description.timeline import drawing, save
 
 METRICS = "metrics.jsonl"  # in a run's output
 FAITHFUL = 0.95  # pacing fidelity; below it, times say more of the host than of its chips
+ORIGIN_S = 60.0  # seconds after which events are held against a newer one
 Mark = Any  # a clock's own: nanoseconds, or an event
 
 
@@ -55,22 +56,42 @@ class EmulatedClock:
         return mark * 1e-9
 
 
+@dataclass(frozen=True)
+class Origin:
+    """An event that has come, and when it came by the host's clock."""
+
+    event: torch.Event
+    at_s: float
+
+
 class EventClock:
-    """A real chip: events on its current stream, held against one moment of the host's clock."""
+    """A real chip: events on its current stream, held against a moment of the host's clock.
+
+    The time between two events is a float32 of milliseconds, which is coarse where they are far
+    from each other. So that moment, the origin, moves on with the training. Each mark keeps the
+    origin that it was made with: that one came before, and not all vendors have negative times.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         torch.accelerator.synchronize()
-        self.origin, self.origin_s = self.mark(), time.monotonic()
+        self.origin = Origin(self._event(), time.monotonic())
 
-    def mark(self) -> torch.Event:
+    def mark(self) -> tuple[torch.Event, Origin]:
+        return self._event(), self.origin
+
+    def seconds(self, mark: tuple[torch.Event, Origin]) -> float:
+        event, origin = mark
+        event.synchronize()
+        at_s = origin.at_s + origin.event.elapsed_time(event) * 1e-3
+        if at_s - self.origin.at_s > ORIGIN_S:
+            self.origin = Origin(event, at_s)
+        return at_s
+
+    def _event(self) -> torch.Event:
         event = torch.Event(self.device, enable_timing=True)
         event.record()
         return event
-
-    def seconds(self, mark: torch.Event) -> float:
-        mark.synchronize()
-        return self.origin_s + self.origin.elapsed_time(mark) * 1e-3
 
 
 class WaitingClock:
