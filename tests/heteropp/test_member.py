@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,8 @@ from heteropp.description.cluster import read_cluster
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan, write_plan
 from heteropp.elastic.job import Board, Generation, Job, Meeting
-from heteropp.elastic.messages import Account, Progress
+from heteropp.elastic.messages import Account, Failure, Progress
+from heteropp.runtime.measuring.trackers.tracking import Tracking
 from heteropp.runtime.training_run import TrainingRun
 from heteropp.state.checkpoint.manifest import find
 
@@ -224,3 +227,14 @@ def test_a_job_that_is_lost_after_its_last_step_still_ends_as_others(leader: Lea
     assert leader.hear(Account, "recovered", 2).step == 3
     checkpoint = find(leader.job.run.checkpoints)
     assert checkpoint is not None and checkpoint.manifest.step == 3
+
+
+def test_a_service_that_cannot_be_opened_ends_the_job_by_its_sentence(leader: Leader) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        tracking = Tracking(metrics_port=taken.getsockname()[1])
+        leader.job = replace(leader.job, run=replace(leader.job.run, tracking=tracking))
+        leader.generation(plan_of(MODEL, (8,), (1,), (1,)), (0,), "initial")
+        assert leader.wait(leader.names[0]) == 1
+    failure = leader.hear(Failure, "failed", 1, leader.names[0])
+    assert failure.kind == "job"
+    assert "cannot be opened: Address already in use" in failure.what

@@ -28,6 +28,9 @@ from training_run import (
 )
 
 from heteropp.description.plan import write_plan
+from heteropp.runtime.measuring.metrics import StepMetrics
+from heteropp.runtime.measuring.report import Reporter
+from heteropp.runtime.measuring.trackers.tracking import Tracking, TrackingError
 
 PLAN = make_plan(tiny_model(), (2, 2), (1, 1), (1, 1), (False, False))
 
@@ -162,3 +165,40 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
 def test_a_port_out_of_range_is_one_sentence(tmp_path: Path) -> None:
     said = refused(tmp_path, "--metrics-port", "70000")
     assert "--metrics-port is 70000; expected 0 to 65535" in said
+
+
+class Gone:
+    """A service that went away."""
+
+    def step(self, metrics: StepMetrics) -> None:
+        raise AssertionError("no step comes")
+
+    def close(self) -> None:
+        raise ConnectionError("no route\nto host")
+
+
+def test_a_service_that_cannot_be_closed_leaves_the_run_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter = Reporter(tmp_path, 0, 1, quiet=False)
+    reporter.trackers = {"wandb": Gone(), "mlflow": Gone()}
+    reporter.close()
+    assert capsys.readouterr().out.splitlines() == [
+        f"warning: {name} cannot be closed: no route to host" for name in ("wandb", "mlflow")
+    ]
+
+
+def test_after_a_restart_training_goes_on_without_a_service_that_went_away(
+    tmp_path: Path,
+) -> None:
+    said: list[str] = []
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        tracking = Tracking(("tensorboard",), metrics_port=taken.getsockname()[1])
+        with pytest.raises(TrackingError, match="cannot be opened: Address already in use"):
+            tracking.open(tmp_path, 0, 0, said.append)
+        assert said == []
+        trackers = tracking.open(tmp_path, 0, 1, said.append)
+    assert list(trackers) == ["tensorboard"]
+    (line,) = said
+    assert line.startswith("warning: --metrics-port ")
+    assert line.endswith("Address already in use; the training goes on without it")

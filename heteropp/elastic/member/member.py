@@ -23,6 +23,7 @@ from heteropp.elastic.member.session import Arrived, Left, Session
 from heteropp.elastic.messages import Account, Failure, FailureKind, MovedState
 from heteropp.models.spec import ModelError
 from heteropp.process_groups.control import Control
+from heteropp.runtime.measuring.trackers.tracking import TrackingError
 from heteropp.runtime.ranks.device import open_device
 from heteropp.runtime.ranks.heartbeats import POLL_S
 from heteropp.runtime.ranks.transport import connect
@@ -71,7 +72,7 @@ class Member:
             self._fail("job", f"ran out of memory: {one_line(error)}")
         except LostError as error:
             self._fail("lost", f"stopped: {one_line(error)}", error.nodes)
-        except (FileError, ModelError, CheckpointError, DivergedError) as error:
+        except (FileError, ModelError, CheckpointError, DivergedError, TrackingError) as error:
             self._fail("job", f"stopped: {one_line(error)}")
         except torch.AcceleratorError as error:
             self._fail("chip", f"failed: {one_line(error)}")

@@ -148,8 +148,7 @@ class Reporter:
                 tracker.step(metrics)
             except Exception as error:  # whatever the service's library raises
                 del self.trackers[name]
-                what = " ".join(str(error).split()) or type(error).__name__
-                self.warn(f"{name} fails and gets no more steps: {what}")
+                self.warn(f"{name} fails and gets no more steps: {_reason(error)}")
 
     def _say(self, line: str) -> None:
         self.console.print(line, soft_wrap=True)
@@ -164,11 +163,17 @@ class Reporter:
         return f"step {self.newest_step + 1}/{self.steps} is under way"
 
     def close(self) -> None:
-        """Gives the terminal back, and the files: another reporter may go on with them."""
+        """Gives the terminal back, and the files: another reporter may go on with them.
+
+        A tracker that cannot be closed is told of, and the training goes on.
+        """
         self.stop()
         self.file.close()
-        for tracker in self.trackers.values():
-            tracker.close()
+        for name, tracker in self.trackers.items():
+            try:
+                tracker.close()
+            except Exception as error:  # whatever the service's library raises
+                self._say(f"warning: {name} cannot be closed: {_reason(error)}")
         self.trackers = {}
 
     def warn(self, what: str, kind: EventKind = "warning") -> None:
@@ -287,6 +292,10 @@ class Reporter:
 
 def as_json(summary: Summary) -> str:
     return json.dumps(asdict(summary), indent=2)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _losses(metrics: StepMetrics) -> str:

@@ -55,8 +55,7 @@ class Tracking:
         for name in self.names:
             if name not in NAMES:
                 raise TrackingError(f"--track is {name}; expected {', '.join(NAMES)}")
-        wanted = [*self.names, *(["prometheus"] if self.metrics_port is not None else [])]
-        for name in wanted:
+        for name in self._wanted():
             if find_spec(PACKAGES[name]) is None:
                 option = "--metrics-port" if name == "prometheus" else f"--track {name}"
                 raise TrackingError(f"{option} needs a package: pip install 'hyperhetero[{name}]'")
@@ -83,19 +82,35 @@ class Tracking:
     ) -> dict[str, Tracker]:
         """Opens them for the run in a folder, by name. Raises TrackingError.
 
-        completed: steps; those that follow are shown. say: takes a line for the screen.
+        completed: steps; those that follow are shown. say: takes a line for the screen. After
+        restarts, a service that cannot be opened is told of, and the training goes on without it.
         """
         opened: dict[str, Tracker] = {}
-        for name in self.names:
-            module = importlib.import_module(f"{__package__}.of_{name}")
-            opened[name] = module.TRACKER(output, completed)
-        if self.metrics_port is not None:
+        for name in self._wanted():
+            try:
+                opened[name] = self._tracker(name, output, completed, restarts, say)
+            except TrackingError as error:
+                if not restarts:
+                    raise
+                say(f"warning: {error}; the training goes on without it")
+        return opened
+
+    def _wanted(self) -> list[str]:
+        return [*self.names, *(["prometheus"] if self.metrics_port is not None else [])]
+
+    def _tracker(
+        self, name: str, output: Path, completed: int, restarts: int, say: Callable[[str], None]
+    ) -> Tracker:
+        if name == "prometheus":
             from heteropp.runtime.measuring.trackers.of_prometheus import Endpoint
 
+            assert self.metrics_port is not None
             endpoint = Endpoint(self.metrics_host, self.metrics_port, restarts)
             say(f"metrics for Prometheus: {endpoint.url}")
-            opened["prometheus"] = endpoint
-        return opened
+            return endpoint
+        module = importlib.import_module(f"{__package__}.of_{name}")
+        tracker: Tracker = module.TRACKER(output, completed)
+        return tracker
 
 
 def figures(metrics: StepMetrics) -> dict[str, float]:
