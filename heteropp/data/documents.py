@@ -32,12 +32,16 @@ def find_files(sources: Sequence[Path], suffix: str = "") -> list[Path]:
     """Returns the files among the sources, and the files beneath the folders, sorted and without
     hidden ones.
 
-    Raises FileError for what is not there.
+    Folders that are symbolic links beneath a source are left out. Raises FileError for what is not
+    there or cannot be read.
     """
     found: list[Path] = []
     for source in sources:
         if source.is_dir():
-            found += _beneath(source, suffix)
+            try:
+                found += _beneath(source, suffix)
+            except OSError as error:
+                raise FileError(f"{error.filename} cannot be read: {error.strerror}") from None
         else:
             found.append(source)
             _check_there(source)
@@ -98,8 +102,13 @@ def _beneath(folder: Path, suffix: str) -> Iterator[Path]:
     """Yields the files beneath a folder, sorted, without hidden ones.
 
     It skips packages that are installed beneath the standard library, which are not part of it.
+    Raises OSError for a folder that cannot be read.
     """
-    for parent, folders, names in os.walk(folder):
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(n for n in folders if n not in SKIPPED_FOLDERS and n[0] != ".")
         for name in sorted(names):
             path = Path(parent, name)

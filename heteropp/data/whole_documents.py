@@ -25,16 +25,18 @@ class WholeDocuments:
     def __init__(self, tokens: TokenFile, model: ModelSpec, seed: int | None = None) -> None:
         """`model` has the longest sequence. Without a seed there is one epoch, in the file's order.
 
-        Raises FileError when the model cannot learn these tokens: no document has one that follows
-        from another, or there are more kinds than it knows.
+        Raises FileError when the model cannot learn these tokens: none is learnt of those that are
+        not cut off, or there are more kinds than it knows.
         """
         check_vocabulary(tokens, model)
         self.tokens, self.longest, self.seed = tokens, model.sequence_length, seed
         self.targets = Targets(tokens)
         self.count = len(tokens.ends)
-        if not (np.diff(tokens.ends, prepend=0) > 1).any():
+        starts, sizes = self._cut(np.arange(self.count))
+        if not self.targets.count(starts + 1, starts + sizes + 1):
             raise FileError(
-                f"{tokens.path} has no document of two tokens; there is nothing to learn"
+                f"{tokens.path} has no token to learn in the first {self.longest + 1} tokens of "
+                "any document"
             )
 
     def read(self, rows: Rows, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -69,9 +71,13 @@ class WholeDocuments:
     def _spans(self, numbers: Numbers) -> tuple[np.ndarray, np.ndarray]:
         """Where documents begin, in tokens, and their lengths, which are 0 after the only epoch."""
         places = shuffled(np.asarray(numbers, np.int64), self.count, self.seed)
-        starts = np.where(places > 0, self.tokens.ends[np.maximum(places, 1) - 1], 0)
-        sizes = np.minimum(self.tokens.ends[np.maximum(places, 0)] - starts - 1, self.longest)
-        return starts, np.where(places < 0, 0, np.maximum(sizes, 0))
+        starts, sizes = self._cut(np.maximum(places, 0))
+        return starts, np.where(places < 0, 0, sizes)
+
+    def _cut(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the documents at places of the file begin, in tokens, and their lengths."""
+        starts = np.where(places > 0, self.tokens.ends[places - 1], 0)
+        return starts, np.clip(self.tokens.ends[places] - starts - 1, 0, self.longest)
 
 
 def pack(numbers: Numbers, lengths: Sequence[int] | np.ndarray, length: int) -> Rows:

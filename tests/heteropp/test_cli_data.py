@@ -223,6 +223,21 @@ def test_a_file_that_goes_once_listed_is_named(
         open_tokens(tmp_path, tmp_path / "cache")
 
 
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """It lies so deep that its path is longer than the system takes."""
+    name = "d" * 250
+    for folder in (own := tmp_path / "own", deep := tmp_path / "deep"):
+        folder.mkdir()
+    parent = os.open(deep, os.O_DIRECTORY)
+    for _ in range(20):
+        os.mkdir(name, dir_fd=parent)
+        below = os.open(name, os.O_DIRECTORY, dir_fd=parent)
+        os.close(parent)
+        parent = below
+    os.close(parent)
+    assert f"{name} cannot be read: File name too long" in refusal(own, deep)
+
+
 def test_bad_sources_are_refused(tmp_path: Path, vocabulary: Path) -> None:
     def source(name: str, content: bytes) -> Path:
         (tmp_path / name).write_bytes(content)

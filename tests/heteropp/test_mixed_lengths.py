@@ -42,6 +42,7 @@ from heteropp.data.source import open_tokens
 from heteropp.data.targets import NOT_COUNTED
 from heteropp.data.token_file import TokenFile
 from heteropp.data.whole_documents import WholeDocuments, pack
+from heteropp.description.files import FileError
 from heteropp.description.plan import Plan, PlanError, validate, write_plan
 from heteropp.models.llama.model import LlamaModel
 from heteropp.models.spec import ModelSpec
@@ -324,6 +325,16 @@ def test_of_conversations_the_answers_alone_are_learnt() -> None:
     none = NOT_COUNTED
     assert targets.tolist() == [[none, 2, 3, none, 5], [none, none, 9, 10, 11]]
     assert documents.counted([0, 1]) == 6 and documents.counted([1]) == 3
+
+
+def test_documents_in_which_nothing_is_learnt_are_refused() -> None:
+    """Their answers begin behind what the longest sequence has of them, or they are too short."""
+    late = replace(file_of([9, 8]), answers=np.array([[6, 9], [15, 17]]))
+    for tokens in (late, file_of([1, 1])):
+        with pytest.raises(FileError, match="has no token to learn in the first 6 tokens of any "):
+            WholeDocuments(tokens, tiny_model(vocab=1 << 20, sequence_length=5))
+    longer = WholeDocuments(late, tiny_model(vocab=1 << 20, sequence_length=6))
+    assert longer.counted([0, 1]) == 2
 
 
 def file_of(sizes: Sequence[int]) -> TokenFile:
