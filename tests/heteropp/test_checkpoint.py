@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from layouts import lay_out, two_pipelines
 from parity import STEPS, TOLERANCE, Ranks
 from safetensors.torch import load_file
 from sampled import sampled
+from tiny_decoders import tiny_config
 from training_run import (
     CHIP,
     Training,
@@ -31,10 +32,13 @@ from training_run import (
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan, Schedule, write_plan
 from heteropp.layout.boxes import Box
+from heteropp.models.hugging_face.reading import read
 from heteropp.process_groups.control import Control
 from heteropp.state.checkpoint.manifest import (
+    Checkpoint,
     CheckpointError,
     Manifest,
+    check_resumable,
     find,
     steps,
 )
@@ -290,6 +294,26 @@ def test_another_model_is_refused(copy: Path) -> None:
     model = tiny_model(intermediate=96)
     write_plan(make_plan(model, (2, 2), (2, 1), (1, 2), (True, False)), copy / "plan.json")
     assert "was made with model.intermediate 64, not 96" in refusal(copy)
+
+
+def test_a_model_of_another_family_is_refused(tmp_path: Path) -> None:
+    """Its settings have other names."""
+    decoder = read(tiny_config("mixtral").to_dict(), "mixtral", sequence_length=16)
+    manifests = [
+        Manifest(
+            step=1,
+            model=model,
+            global_batch=1,
+            seed=0,
+            tokens_sha256="",
+            hyperparameters=Hyperparameters(),
+        )
+        for model in (tiny_model(), decoder)
+    ]
+    for saved, run in permutations(manifests):
+        with pytest.raises(CheckpointError, match=r"was made with model\..*, not ") as found:
+            check_resumable(Checkpoint(tmp_path, saved), run)
+    assert "was made with model.family hugging_face, not llama" in str(found.value)
 
 
 def test_another_batch_is_refused(copy: Path) -> None:

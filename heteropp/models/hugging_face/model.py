@@ -224,7 +224,8 @@ class HuggingFaceModel(PartedModel):
     def identity(self) -> dict[str, Any]:
         found = {**super().identity(), "config": self._config_wherever()}
         del found["rows_refusal"]  # plans know it since lately, and what trains is the same
-        return {"lora": found["lora"], **found}  # before the parts, which it changes
+        # Another family has other names; LoRA changes the parts, which come after it.
+        return {"family": self.family, "lora": found["lora"], **found}
 
     def cost_key(self) -> dict[str, Any]:
         from importlib.metadata import version
