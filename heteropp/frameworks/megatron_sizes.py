@@ -8,6 +8,7 @@ from heteropp.models.llama.model import LlamaModel, RopeScaling
 from heteropp.models.spec import ModelSpec
 
 Setting = bool | int | float | str
+DTYPES = {"bfloat16": "bf16", "float16": "fp16"}  # by a plan's; float32 needs no argument
 # of the family's config.json, where its scaling is Llama 3's; Megatron has them fixed
 LLAMA_3 = (1.0, 4.0, 8192)
 
@@ -35,8 +36,10 @@ def model_settings(model: ModelSpec) -> tuple[dict[str, Setting], list[Replaceme
                 "its layers, width, vocabulary and sequence length; add its other arguments",
             )
         )
-    if model.dtype != "float32":
-        settings["bf16" if model.dtype == "bfloat16" else "fp16"] = True
+    if model.dtype in DTYPES:
+        settings[DTYPES[model.dtype]] = True
+    elif model.dtype != "float32":
+        found.append(Replacement(f"dtype {model.dtype}", "float32"))
     if isinstance(model, LlamaModel):  # the others do not say how attention is computed
         settings["attention-backend"] = "flash" if model.attention == "fused" else "unfused"
     return settings, found

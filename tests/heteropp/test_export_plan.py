@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -415,6 +416,18 @@ def test_flagscale_recomputes_stage_by_stage(tmp_path):
     assert read["system"]["hetero"]["hetero_device_types"] == ["a100", "h20", "a100_2"]
     assert read["model"]["micro_batch_size"] == 2
     assert "recompute on" not in said
+
+
+@pytest.mark.parametrize("to", ["megatron", "flagscale"])
+@pytest.mark.parametrize(
+    ("dtype", "argument"), [("float64", None), ("float32", None), ("float16", "fp16")]
+)
+def test_a_dtype_that_a_framework_lacks_is_said(tmp_path, to, dtype, argument):
+    plan = three_vendors(model=replace(read_model("llama-3-8b"), dtype=dtype))
+    path, said = export(plan, to, tmp_path, "plan")
+    words = set(re.findall(r"[a-z]+\d+", path.read_text()))
+    assert words & {"fp16", "bf16"} == ({argument} if argument else set())
+    assert ("dtype float64: float32" in said) == (dtype == "float64")
 
 
 # --- what cannot be exported --------------------------------------------------------------------
