@@ -30,7 +30,7 @@ def test_a_busy_stage_halves_only_its_last_backward() -> None:
     whole = WholeBackwards(last_stage())
     for _ in range(2 * STEPS):
         whole.learn(a_step(last_stage(), wait=0.0))
-        assert whole.parts == {(0, i) for i in range(MICRO_BATCHES - 1)}
+        assert whole.backwards == {(0, i) for i in range(MICRO_BATCHES - 1)}
 
 
 def test_a_stage_that_waits_sends_gradients_first() -> None:

@@ -16,7 +16,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from heteropp.description.files import FileError, make_folder
 from heteropp.runtime.ranks.fork_server import fork_server
-from heteropp.runtime.ranks.loopback import LOOPBACK, loopback_store
+from heteropp.runtime.ranks.launchers import LOOPBACK
+from heteropp.runtime.ranks.loopback import loopback_store
 from heteropp.runtime.ranks.secret import draw_secret
 from heteropp.runtime.ranks.watch import CAUSE_FILE
 

@@ -6,7 +6,7 @@ import socket
 
 from torch.distributed import TCPStore
 
-LOOPBACK = "127.0.0.1"
+from heteropp.runtime.ranks.launchers import LOOPBACK
 
 
 def loopback_store() -> TCPStore:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from heteropp.schedule.action import Action, Kind
 
-Part = tuple[int, int]  # a ministage and a micro-batch
+Backward = tuple[int, int]  # by its ministage and micro-batch
 # a stage that waits for more than this share of a step is not the slowest; the first message of
 # each kind does not count
 WAITED = 0.02
@@ -23,11 +23,11 @@ class WholeBackwards:
     """The backwards that one rank runs whole; its results are bit for bit the same either way."""
 
     def __init__(self, table: Sequence[Action]) -> None:
-        self.parts = before_last_forward(table)
+        self.backwards = before_last_forward(table)
         self.steps_waited = 0
 
-    def __contains__(self, part: Part) -> bool:
-        return part in self.parts
+    def __contains__(self, backward: Backward) -> bool:
+        return backward in self.backwards
 
     def learn(self, marks: Iterable[tuple[Action, float, float]]) -> None:
         """Learns when a step's actions began and ended.
@@ -45,11 +45,11 @@ class WholeBackwards:
         step = marks[-1][2] - marks[0][1]
         self.steps_waited = self.steps_waited + 1 if waited > WAITED * step else 0
         if self.steps_waited == STEPS:
-            self.parts = frozenset()
+            self.backwards = frozenset()
 
 
-def before_last_forward(table: Sequence[Action]) -> frozenset[Part]:
-    """Returns the parts whose W comes before the last forward.
+def before_last_forward(table: Sequence[Action]) -> frozenset[Backward]:
+    """Returns the backwards whose W comes before the last forward.
 
     The Ws after it stay apart, as they fill the waits at the end of the step.
     """
