@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 
+from heteropp.api.console import output_console
 from heteropp.api.errors import InputError
 from heteropp.cli.errors import one_sentence
-from hyperhetero.cli import CommandLine, output_file, wide_console
+from hyperhetero.cli import CommandLine, output_file
 from hyperhetero.progress import Progress
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def init(
     """Writes a cluster file: from what is given, from the machines themselves, or by asking."""
     with one_sentence():
         from heteropp.description.chips import ChipFileError
-        from heteropp.description.cluster import write_cluster
+        from heteropp.description.cluster_writer import write_cluster
         from heteropp.inventory.machines import InventoryError, cluster_of
 
         if output.exists() and not force:
@@ -79,9 +81,9 @@ def init(
         except (InventoryError, ChipFileError) as error:
             raise InputError(str(error)) from None
         write_cluster(cluster, output)
-    console = wide_console()
+    console = output_console()
     _show(console, cluster)
-    console.print(f"written to {output}", markup=False, soft_wrap=True)
+    console.print(f"written to {output}", soft_wrap=True)
 
 
 @app.command()
@@ -93,7 +95,7 @@ def show(
         from heteropp.description.cluster import read_cluster
 
         found = read_cluster(cluster)
-    _show(wide_console(), found)
+    _show(output_console(), found)
 
 
 def _added(text: str) -> list[Machine]:
@@ -119,7 +121,9 @@ def _found(hosts: str | None, slurm: Path | None, chip: str | None) -> list[Mach
         text = sys.stdin.read() if str(slurm) == "-" else read_text(slurm)
         machines += machines_of(text, chip)
     if hosts is not None:
-        text = read_text(Path(hosts)) if Path(hosts).is_file() else hosts.replace(",", "\n")
+        # Path.is_file would raise OSError for a list that is too long for the name of a file
+        is_file = os.path.isfile(hosts)
+        text = read_text(Path(hosts)) if is_file else hosts.replace(",", "\n")
         names = [line.strip() for line in text.splitlines() if line.strip()]
         columns = (TextColumn("asking the hosts"), BarColumn(), MofNCompleteColumn())
         console = Console(stderr=True)
@@ -178,7 +182,7 @@ def _show(console: Console, cluster: Cluster) -> None:
     console.print(table)
     for link in cluster.fabric.links:
         ends = " and ".join(link.between)
-        console.print(f"between {ends}: {link.bytes_per_s / 1e9:,.4g} GB/s", markup=False)
+        console.print(f"between {ends}: {link.bytes_per_s / 1e9:,.4g} GB/s")
     nodes = len(cluster.nodes)
     console.print(f"{cluster.world_size} chips in {nodes} node{'s' if nodes > 1 else ''}")
 

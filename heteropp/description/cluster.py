@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field
 
 from heteropp.description.chips import ChipFileError, ChipSpec, load_chip
 from heteropp.description.fabric import Fabric, FabricError, LinkEntry, Pipe
-from heteropp.description.files import FileError, read_toml, write_text
+from heteropp.description.files import FileError, read_toml
 from heteropp.description.presets import cluster_path
 from hyperhetero.input import listed
 
@@ -41,7 +41,7 @@ class _Nodes:
     """One [[nodes]] entry; its last four keys replace what the chip file says."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    chip: str  # name of a chip preset, or path of a chip file (.toml) from where this file is
+    chip: str  # a chip preset's name, or a chip file's path (.toml), below this folder or absolute
     name: NodeName | None = None  # name of the node, where count is 1; absent: such as "a-0"
     count: Count = 1  # number of such nodes
     chips: Count | None = None  # number of chips in use on each node; absent: all it has
@@ -337,68 +337,18 @@ def _entries(path: Path, given: Iterable[_Nodes]) -> list[tuple[_Nodes, Node]]:
     return entries
 
 
-def write_cluster(cluster: Cluster, path: Path) -> None:
-    """Writes a file that read_cluster reads as an equal cluster, and its chip files beside it.
+def outside(chip_name: str) -> str | None:
+    """Says what is wrong with the path of a chip file that may lead out of the cluster's folder.
 
-    Atomically. Raises FileError, also where another file lies under a chip file's name.
+    A copy of the cluster keeps the path, and would put its copy of the chip file outside, too.
     """
-    paths = {node.chip_name: node.chip.path for node in cluster.nodes}
-    try:
-        chips = {name: load_chip(found) for name, found in paths.items()}
-    except ChipFileError as error:
-        raise FileError(str(error)) from None
-    for name, found in paths.items():
-        if name.endswith(".toml"):
-            _write_beside(path.parent / name, found.read_text(encoding="utf-8"))
-    entries = (_entry(node, chips[node.chip_name]) for node in cluster.nodes)
-    counted = ({**entry, "count": len(list(alike))} for entry, alike in itertools.groupby(entries))
-    text = _toml({"name": cluster.name, "switches": _bare(cluster)})
-    text += "".join("\n[[nodes]]\n" + _toml(entry) for entry in counted)
-    text += "".join("\n[[links]]\n" + _toml(asdict(link)) for link in cluster.fabric.links)
-    write_text(path, text)
-
-
-def _entry(node: Node, chip: ChipSpec) -> dict[str, Any]:
-    """A [[nodes]] entry, where `chip` is what the chip file says."""
-    links, own = chip.links, node.chip.links
-    return {
-        "chip": node.chip_name,
-        "name": node.name,
-        "chips": None if node.in_use else len(node.ranks),
-        "in_use": node.in_use,
-        "region": node.region,
-        "switch": node.switch,
-        "host_memory_bytes": node.host_memory_bytes,
-        "nics": _unlike(own.nics_per_node, links.nics_per_node),
-        "nic_bytes_per_s": _unlike(own.nic_bytes_per_s, links.nic_bytes_per_s),
-        "nic_latency_s": _unlike(own.nic_latency_s, links.nic_latency_s),
-        "efficiency": _unlike(node.chip.compute.efficiency, chip.compute.efficiency),
-    }
-
-
-def _unlike(value: float, given: float) -> float | None:
-    return None if value == given else value
-
-
-def _bare(cluster: Cluster) -> list[str]:
-    """The places that links join and no node names."""
-    named = {place for node in cluster.nodes for place in (node.region, node.switch)}
-    return sorted({place for link in cluster.fabric.links for place in link.between} - named)
-
-
-def _toml(table: dict[str, Any]) -> str:
-    """Returns a TOML line for each key that has a value; JSON writes such values as TOML does."""
-    kept = {key: value for key, value in table.items() if value not in (None, "", (), [])}
-    return "".join(
-        f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in kept.items()
+    path = Path(chip_name)
+    if not chip_name.endswith(".toml") or path.is_absolute() or ".." not in path.parts:
+        return None
+    return (
+        f"chip {chip_name} has .. in its path; expected a path below the folder of the cluster "
+        "file, or an absolute one"
     )
-
-
-def _write_beside(path: Path, text: str) -> None:
-    if not path.exists():
-        write_text(path, text)
-    elif path.read_text(encoding="utf-8") != text:
-        raise FileError(f"{path} is another chip than the cluster's; expected it, or no such file")
 
 
 def _check_alike(path: Path, nodes: list[Node]) -> None:
@@ -484,6 +434,8 @@ def _unless_first(slots: tuple[int, ...]) -> tuple[int, ...]:
 
 def _chip(entry: _Nodes, path: Path, where: str) -> ChipSpec:
     """The entry's chip, with the links that its nodes have."""
+    if problem := outside(entry.chip):
+        raise FileError(f"{where}.{problem}")
     beside = path.parent / entry.chip
     try:
         chip = load_chip(beside if entry.chip.endswith(".toml") else entry.chip)

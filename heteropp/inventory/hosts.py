@@ -33,7 +33,7 @@ RATE = re.compile(r"^NIC (\d+(?:\.\d+)?) Gb/sec", re.MULTILINE)
 MEMORY = re.compile(r"^MemTotal: +(\d+) kB", re.MULTILINE)
 # a line of a device: nvidia-smi, mthreads-gmi and hl-smi; rocm-smi; npu-smi; cnmon and mx-smi
 DEVICE = re.compile(
-    r"^(?:(?:GPU|AIP|Card|MLU|card)[ #]?\d+\s*:?|GPU\[\d+\].*[Cc]ard (?:[Ss]eries|[Mm]odel)[^:]*:|"
+    r"^(?:(?:GPU|AIP|Card|MLU|card)[ #]?\d+\s*:?|GPU\[\d+\].*[Cc]ard [Ss]eries[^:]*:|"
     r"\|\s*\d+\s+(?=\S*9\d\d))\s*(.*)$",
     re.MULTILINE,
 )
@@ -61,7 +61,12 @@ def _answer(host: str) -> str:
     command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, "sh", "-s"]
     try:
         asked = subprocess.run(
-            command, input=QUESTION, capture_output=True, text=True, timeout=DEADLINE_S
+            command,
+            input=QUESTION,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",  # a host may print bytes that are no text
+            timeout=DEADLINE_S,
         )
     except FileNotFoundError:
         raise InventoryError("ssh is not installed; expected it, to ask the hosts") from None

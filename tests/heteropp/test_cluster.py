@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from clusters import write_cluster
 from sampled import sampled
 
 from heteropp.description.cluster import Cluster, Link, read_cluster
-from heteropp.description.cluster import write_cluster as write
+from heteropp.description.cluster_writer import write_cluster as write
 from heteropp.description.files import FileError
 from heteropp.description.model import read_model
 
@@ -327,6 +328,27 @@ def test_another_chips_file_is_not_written_over(tmp_path) -> None:
     (folder / "mine.toml").write_text("")
     with pytest.raises(FileError, match="is another chip"):
         write(cluster, folder / "c.toml")
+
+
+def test_a_chip_file_outside_the_folder_is_refused(tmp_path) -> None:
+    from ditorch.chips import load_chip
+
+    (tmp_path / "chips").mkdir()
+    (tmp_path / "clusters").mkdir()
+    chip = tmp_path / "chips" / "mine.toml"
+    chip.write_text(load_chip("b-mini").path.read_text())
+    path = write_cluster(tmp_path / "clusters" / "c.toml", ("../chips/mine.toml", 1))
+    expected = r"chip \.\./chips/mine\.toml has \.\. in its path; expected a path below the folder"
+    with pytest.raises(FileError, match=rf"nodes\[0\]\.{expected}"):
+        read_cluster(path)
+    absolute = read_cluster(write_cluster(path, (str(chip), 1)))
+    folder = tmp_path / "copies" / "one"
+    assert read_cluster(written(absolute, folder)) == absolute
+    assert [file.name for file in folder.iterdir()] == ["cluster.toml"]
+    named = Cluster("made", (replace(absolute.nodes[0], chip_name="../chips/mine.toml"),))
+    with pytest.raises(FileError, match=expected):
+        write(named, folder / "other.toml")
+    assert [file.name for file in folder.parent.iterdir()] == ["one"]
 
 
 NODE = 'name = "x"\n[[nodes]]\nchip = "a-mini"\n'

@@ -15,21 +15,52 @@ from heteropp.inventory.product_names import chip_of
 PRODUCTS = {
     "NVIDIA A100-SXM4-80GB": "a100",
     "NVIDIA A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA A100 80GB PCIe": None,
+    "NVIDIA A100-PCIE-40GB": None,
+    "NVIDIA A100X": None,
+    "nvidia_a100_3g.20gb": None,
+    "NVIDIA A10G": "a10g",
+    "NVIDIA B200": "b200",
     "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H100 PCIe": None,
     "NVIDIA H100 NVL": "h100-nvl",
     "NVIDIA GH200 480GB": "gh200",
+    "NVIDIA GH200 144G HBM3e": None,
     "NVIDIA H200": "h200",
+    "NVIDIA H200 NVL": None,
     "NVIDIA H20": "h20",
+    "NVIDIA H20-3e": None,
+    "NVIDIA H800": "h800",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA GeForce RTX 2080 Ti": "rtx-2080-ti",
+    "rtx2080ti": "rtx-2080-ti",
     "NVIDIA GeForce RTX 3090": "rtx-3090",
+    "NVIDIA GeForce RTX 3090 Ti": None,
+    "NVIDIA GeForce RTX 4090": "rtx-4090",
+    "NVIDIA GeForce RTX 4090 D": None,
+    "NVIDIA GeForce RTX 4090 Laptop GPU": None,
+    "NVIDIA GeForce RTX 5090": "rtx-5090",
+    "NVIDIA TITAN RTX": "titan-rtx",
     "Tesla T4": "t4",
+    "T4G": None,
     "NVIDIA T400 4GB": None,
     "Tesla V100-SXM2-32GB": "v100",
+    "Tesla V100S-PCIE-32GB": None,
+    "AMD Instinct MI250X": "mi250x",
     "AMD Instinct MI300X OAM": "mi300x",
+    "AMD Instinct MI300A": None,
     "910B3": "ascend-910b",
     "Ascend910B": "ascend-910b",
+    "Ascend 910C": "ascend-910c",
+    "MetaX C500": "metax-c500",
+    "KUNLUN P800 OAM": "kunlun-p800",
     "MTT S4000": "mtt-s4000",
+    "MTT S5000": "mtt-s5000",
+    "HL-225B": "gaudi2",
     "HL-325L": "gaudi3",
     "MLU370-X8": "mlu370",
+    "MLU370-S4": None,
+    "MLU370-X4": None,
     "rtx_4090": "rtx-4090",
     "nvidia_h100_80gb_hbm3": "h100",
     "Matrox G200": None,
@@ -46,6 +77,31 @@ NPU_SMI = """\
 | 0                         | 0000:C1:00.0  | 0           0    / 0          3347 / 65536         |
 | 1     910B3               | OK            | 91.2        41                0    / 0             |
 | 0                         | 0000:C2:00.0  | 0           0    / 0          3346 / 65536         |
+"""
+ROCM_SMI = """\
+
+============================ ROCm System Management Interface ============================
+====================================== Product Info ======================================
+GPU[0]\t\t: Card Series: \t\tAMD Instinct MI300X OAM
+GPU[0]\t\t: Card Model: \t\t0x74a1
+GPU[0]\t\t: Card Vendor: \t\tAdvanced Micro Devices, Inc. [AMD/ATI]
+GPU[0]\t\t: Card SKU: \t\tM3000100
+GPU[0]\t\t: Subsystem ID: \t0x74a1
+GPU[0]\t\t: Device Rev: \t\t0x00
+GPU[0]\t\t: Node ID: \t\t2
+GPU[0]\t\t: GUID: \t\t28851
+GPU[0]\t\t: GFX Version: \t\tgfx942
+GPU[1]\t\t: Card Series: \t\tAMD Instinct MI300X OAM
+GPU[1]\t\t: Card Model: \t\t0x74a1
+GPU[1]\t\t: Card Vendor: \t\tAdvanced Micro Devices, Inc. [AMD/ATI]
+GPU[1]\t\t: Card SKU: \t\tM3000100
+GPU[1]\t\t: Subsystem ID: \t0x74a1
+GPU[1]\t\t: Device Rev: \t\t0x00
+GPU[1]\t\t: Node ID: \t\t3
+GPU[1]\t\t: GUID: \t\t51499
+GPU[1]\t\t: GFX Version: \t\tgfx942
+==========================================================================================
+================================== End of ROCm SMI Log ===================================
 """
 SLURM = """\
 NodeName=gpu1 Arch=x86_64 CoresPerSocket=32
@@ -149,6 +205,37 @@ def test_machines_that_are_asked(ssh: Path) -> None:
     links = asked.chip.links
     assert asked.host_memory_bytes == 1 << 20
     assert (links.nics_per_node, links.nic_bytes_per_s) == (4, 25e9)
+
+
+def test_an_amd_gpu_is_counted_once(ssh: Path) -> None:
+    (ssh / "answers/amd1").write_text(ROCM_SMI)
+    for chip in ((), ("--chip", "mi300x", "--force")):
+        done = run("init", "--hosts", "amd1", *chip, folder=ssh)
+        assert done.returncode == 0, done.stderr
+        assert machines_of(ssh / "cluster.toml") == [("amd1", "mi300x", 2)]
+
+
+def test_bytes_that_are_no_text_are_passed_over(ssh: Path) -> None:
+    (ssh / "answers/gpu1").write_bytes(b"motd \xff\xfe\n" + NVIDIA_SMI.encode())
+    done = run("init", "--hosts", "gpu1", folder=ssh)
+    assert done.returncode == 0, done.stderr
+    assert machines_of(ssh / "cluster.toml") == [("gpu1", "a100", 8)]
+
+
+def test_a_list_of_hosts_may_be_longer_than_the_name_of_a_file(ssh: Path) -> None:
+    names = [f"gpu-of-a-long-name-{n}" for n in range(20)]
+    for host in names:
+        (ssh / "answers" / host).write_text(NVIDIA_SMI)
+    done = run("init", "--hosts", ",".join(names), folder=ssh)
+    assert done.returncode == 0, done.stderr
+    assert len(machines_of(ssh / "cluster.toml")) == 20
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    for name in ("prod[eu]", "x[/y]"):
+        done = run("init", "--add", "1x1 a-mini", "--name", name, "--force", folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert f"cluster {name}" in done.stdout
 
 
 def test_machines_of_slurm(tmp_path: Path) -> None:

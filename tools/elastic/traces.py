@@ -31,7 +31,8 @@ from trained import TrainingError
 from twins import CHIP
 
 from dicomm.bench.quiet import Quiet, Watch
-from heteropp.description.cluster import Cluster, read_cluster, write_cluster
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.cluster_writer import write_cluster
 from heteropp.description.plan import Plan, write_plan
 from heteropp.elastic.replanning.replan import replan
 from heteropp.models.llama.model import LlamaModel

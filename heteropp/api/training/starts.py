@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from heteropp.api.training.validation_sets import absolute
-from heteropp.description.cluster import read_cluster, write_cluster
+from heteropp.description.cluster import read_cluster
+from heteropp.description.cluster_writer import write_cluster
 from heteropp.description.files import (
     FileError,
     flush,

@@ -13,7 +13,8 @@ from heteropp.api.training.options import OUTPUT, TrainingOptions
 from heteropp.api.training.resume import run_to_resume
 from heteropp.api.training.run import run_training
 from heteropp.api.training.validation_sets import as_texts
-from heteropp.description.cluster import Cluster, write_cluster
+from heteropp.description.cluster import Cluster
+from heteropp.description.cluster_writer import write_cluster
 from heteropp.description.plan import Plan, write_plan
 
 PATHS = ("plan", "cluster", "data", "weights", "output", "disk")

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from heteropp.description.cluster import Cluster, write_cluster
+from heteropp.description.cluster import Cluster
+from heteropp.description.cluster_writer import write_cluster
 from heteropp.description.files import write_json
 from heteropp.description.plan import PlanError, write_plan
 from heteropp.elastic.decisions.commands import (
