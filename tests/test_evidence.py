@@ -21,6 +21,13 @@ ROWS = [
 ]
 
 
+def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [evidence.row("plan of prod[eu]", "s", 1.0, peer=2.0, peer_name="torch[/x]")]
+    evidence.show("bench", rows, [], False)
+    said = capsys.readouterr().out
+    assert "plan of prod[eu]" in said and "torch[/x]" in said
+
+
 @pytest.mark.parametrize(
     ("quiet", "verdicts"),
     [(QUIET, ["met", "missed", "met"]), (LOUD, ["not judged", "not judged", "met"])],

@@ -209,10 +209,17 @@ BATCH = ("--global-batch", "16")
         ((*SEARCH, *BATCH, "--what-if", f"+{'9' * 5000} a-mini"), "is no change"),
         ((*SEARCH, *BATCH, "--budget", "9" * 500 + "h"), "expected a time"),
         (("heteropp.cli.cluster", "init", "--add", "999999999x8 a100"), "expected at most 100000"),
+        # an option that the planner does not have
+        ((*SEARCH, *BATCH, "--planner", "exact", "--budget", "5s"), "a budget is for planner auto"),
+        ((*SEARCH, *BATCH, "--uneven-layers"), "uneven layers are for planner exact; auto"),
+        (
+            (*SEARCH, *BATCH, "--stage-degrees", "--planner", "zorse"),
+            "are for planner exact; zorse",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_absurd_sizes_are_refused(arguments: tuple, sentence: str, tmp_path: Path) -> None:
+def test_absurd_requests_are_refused(arguments: tuple, sentence: str, tmp_path: Path) -> None:
     module, *rest = map(str, arguments)
     done = subprocess.run(
         [sys.executable, "-m", module, *rest],

@@ -9,6 +9,7 @@ from collections.abc import Set
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dicomm.bench.evidence import Row, is_met, row
@@ -52,13 +53,13 @@ def show(
     table.add_column("peer is")
     for each in rows:
         table.add_row(
-            each["name"],
+            escape(each["name"]),
             _figure(each["ours"], each["unit"]),
             _spread(each),
             _figure(each["peer"], each["unit"]),
             _figure(each["ratio"], "x"),
             _asked(each),
-            each["peer_name"] or "",
+            escape(each["peer_name"] or ""),
         )
     console.print(table)
     for each in rows:

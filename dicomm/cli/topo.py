@@ -66,12 +66,12 @@ def topo(
         return
     console = Console(highlight=False)
     if not topology.chips and not topology.nics:
-        console.print(f"no chip and no RDMA NIC below {sys_root}", soft_wrap=True)
+        console.print(f"no chip and no RDMA NIC below {sys_root}", soft_wrap=True, markup=False)
     else:
         console.print(_tree(topology))
         console.print(_table(topology, choices))
     if plot:
-        console.print(f"drawn to {plot}", soft_wrap=True)
+        console.print(f"drawn to {plot}", soft_wrap=True, markup=False)
 
 
 def _tree(topology: Topology) -> Tree:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ditorch.conform.results import COMPUTED_BY, Conformance, OperatorResult, Tally
@@ -19,7 +20,7 @@ _SHOWN = 20  # failures on the terminal; the JSON and the page have them all
 def print_table(conformance: Conformance, console: Console | None = None) -> None:
     console = console or Console()
     name = f"{conformance.vendor} {conformance.chip_type} ({conformance.device})"
-    table = Table(title=f"Conformance of {name}, PyTorch {conformance.torch_version}")
+    table = Table(title=f"Conformance of {escape(name)}, PyTorch {conformance.torch_version}")
     table.add_column("group")
     for heading in ("operators", *_HEADINGS):
         table.add_column(heading, justify="right")

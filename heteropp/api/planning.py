@@ -74,11 +74,12 @@ def plan(
     cluster: a preset's name, a cluster file, or a cluster.
     global_batch: sequences of an optimizer step; micro_batch_per_replica: sequences of a
     micro-batch in each replica. What is None of this, the schedule and the ZeRO stage, planner auto
-    chooses; the others take 1, 1F1B and 1. context_parallel: the most ranks over which planners
-    auto and exact cut sequences; None: planner auto takes 8 where they are long or nothing fits
-    without, and planner exact cuts none; other planners never do. token_slices: the most slices in
-    which planner auto lets pipelines run each sequence; None: 16, of 1,024 tokens or more, where it
-    also cuts sequences over ranks.
+    chooses; the others take 1, 1F1B and 1. uneven_layers and stage_degrees: of planner exact,
+    whether stages of one chip type may hold unlike numbers of layers, and have unlike degrees.
+    context_parallel: the most ranks over which planners auto and exact cut sequences; None: planner
+    auto takes 8 where they are long or nothing fits without, and planner exact cuts none; other
+    planners never do. token_slices: the most slices in which planner auto lets pipelines run each
+    sequence; None: 16, of 1,024 tokens or more, where it also cuts sequences over ranks.
     expert_parallel: the most ranks over which these two let the experts of a layer lie; None: 1,
     but of planner auto 64 where nothing fits without. expert_capacity: how many times the even
     number of a micro-batch's rows experts that lie over ranks take at most, for which memory then
@@ -96,8 +97,15 @@ def plan(
 
     if planner not in PLANNERS:
         raise InputError(f"planner is {planner}; expected one of {', '.join(PLANNERS)}")
-    check_planner_of_parts(
-        planner, context_parallel, token_slices, expert_parallel, expert_capacity
+    check_planner(
+        planner,
+        uneven_layers=uneven_layers,
+        stage_degrees=stage_degrees,
+        context_parallel=context_parallel,
+        token_slices=token_slices,
+        expert_parallel=expert_parallel,
+        expert_capacity=expert_capacity,
+        budget_s=budget_s,
     )
     verdict = ask(
         planner,
@@ -214,14 +222,23 @@ def request(
     )
 
 
-def check_planner_of_parts(
+def check_planner(
     planner: str,
+    *,
+    uneven_layers: bool,
+    stage_degrees: bool,
     context_parallel: int | None,
     token_slices: int | None,
     expert_parallel: int | None,
     expert_capacity: float | None,
+    budget_s: float | None,
 ) -> None:
-    """Raises InputError where a planner neither cuts sequences nor spreads experts, as asked."""
+    """Raises InputError where an option that is given is not one of the planner's."""
+    for what, is_asked in (("uneven layers", uneven_layers), ("stage degrees", stage_degrees)):
+        if is_asked and planner not in ("exact", "all"):
+            raise InputError(f"{what} are for planner exact; {planner} takes no such option")
+    if budget_s is not None and planner not in ("auto", "all"):
+        raise InputError(f"a budget is for planner auto; {planner} searches until it is done")
     asked = {
         "context parallelism": (context_parallel, "cuts no sequences"),
         "expert parallelism": (expert_parallel, "spreads no experts"),

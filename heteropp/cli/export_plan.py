@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from heteropp.api.console import output_console
 from heteropp.api.errors import InputError
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
-from hyperhetero.cli import CommandLine, output_file, wide_console
+from hyperhetero.cli import CommandLine, output_file
 
 if TYPE_CHECKING:
     from heteropp.description.plan import Plan
@@ -63,7 +64,7 @@ def export_plan(
             print(written.text, end="")
             return
         write_text(output, written.text)
-    console = wide_console()
+    console = output_console()
     if written.replacements:
         table = Table(title=f"what {to} cannot express", box=None, padding=(0, 2, 0, 0))
         table.add_column("in the plan")
@@ -71,7 +72,7 @@ def export_plan(
         for one in written.replacements:
             table.add_row(one.what, one.by)
         console.print(table)
-    console.print(f"written to {output}", markup=False, soft_wrap=True)
+    console.print(f"written to {output}", soft_wrap=True)
 
 
 def _written(plan: Plan, to: Framework) -> FrameworkFile:

@@ -94,7 +94,7 @@ def list_(
     elif markdown_:
         print(markdown(reports))
     else:
-        Console().print(table(reports))
+        Console(markup=False).print(table(reports))
 
 
 def _silence() -> None:

@@ -86,7 +86,7 @@ def profile(
     links: Annotated[bool, typer.Option("--links/--no-links", help="Measure links too.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     with one_sentence():
         from heteropp.api.attention import says_attention, with_usual_attention
         from heteropp.api.training.place import launched, take_place

@@ -125,7 +125,7 @@ def _show(name: str, chip: MeasuredChip) -> None:
             f"{each.error(chip.spec):+.1%}",
             "" if operator.fit else "new",
         )
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(table)
     console.print(chip.said, soft_wrap=True)
 

@@ -126,12 +126,16 @@ def search(
     uneven_layers: Annotated[
         bool,
         typer.Option(
-            "--uneven-layers", help="Let stages of one chip type hold unlike numbers of layers."
+            "--uneven-layers",
+            help="Of planner exact: let stages of one chip type hold unlike numbers of layers.",
         ),
     ] = False,
     stage_degrees: Annotated[
         bool,
-        typer.Option("--stage-degrees", help="Let stages of one chip type have unlike tp and dp."),
+        typer.Option(
+            "--stage-degrees",
+            help="Of planner exact: let stages of one chip type have unlike tp and dp.",
+        ),
     ] = False,
     context_parallel: Annotated[
         int | None,
@@ -200,12 +204,20 @@ def search(
 ) -> None:
     console = output_console()
     with one_sentence():
-        from heteropp.api.planning import check_planner_of_parts
+        from heteropp.api.planning import check_planner
         from heteropp.api.planning import request as asked
         from heteropp.description.plan import write_plan
 
-        check_planner_of_parts(
-            planner, context_parallel, token_slices, expert_parallel, expert_capacity
+        budget_s = _budget_s(budget)
+        check_planner(
+            planner,
+            uneven_layers=uneven_layers,
+            stage_degrees=stage_degrees,
+            context_parallel=context_parallel,
+            token_slices=token_slices,
+            expert_parallel=expert_parallel,
+            expert_capacity=expert_capacity,
+            budget_s=budget_s,
         )
         request = asked(
             model,
@@ -224,7 +236,7 @@ def search(
             token_slices=token_slices,
             expert_parallel=expert_parallel,
             expert_capacity=expert_capacity,
-            budget_s=_budget_s(budget, planner),
+            budget_s=budget_s,
             trust_remote_code=trust_remote_code,
         )
         elsewhere = [(text, _changed(request.cluster, text)) for text in what_if or []]
@@ -265,12 +277,10 @@ def search(
         say(console, f"written to {output}")
 
 
-def _budget_s(text: str | None, planner: str) -> float | None:
+def _budget_s(text: str | None) -> float | None:
     """Returns the seconds of --budget. Raises InputError."""
     if text is None:
         return None
-    if planner not in ("auto", "all"):
-        raise InputError(f"--budget is for planner auto; {planner} searches until it is done")
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)", text)
     seconds_ = float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
     if not 0 < seconds_ <= 86400:
@@ -307,7 +317,10 @@ def _refuse(
         forced = replace(verdict, judged=[nearest])
         print(json_.dumps({**as_dict(forced), "output": str(output)}, indent=2))
         return
-    say(Console(stderr=True, highlight=False), f"{error}; written to {output} all the same")
+    say(
+        Console(stderr=True, highlight=False, markup=False),
+        f"{error}; written to {output} all the same",
+    )
 
 
 def _remedies(name: str, request: Request) -> str:

@@ -281,7 +281,7 @@ def why_slower(judged: Judged, best: Judged) -> str:
 
 
 def say(console: Console, sentence: str) -> None:
-    console.print(sentence, soft_wrap=True, markup=False)
+    console.print(sentence, soft_wrap=True)
 
 
 def ranges(ranks: list[int]) -> str:

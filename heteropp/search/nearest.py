@@ -61,7 +61,7 @@ def _changes(request: Request, name: str) -> Iterator[Iterator[Candidate]]:
     yield _parts(request, name)
     yield _experts(request, name)
     yield _schedule(request)
-    yield _offloading(request)
+    yield _offloading(request, name)
     yield _global_batch(request)
     for chip in request.cluster.chip_names():
         yield _more_nodes(request, chip)
@@ -132,8 +132,11 @@ def _schedule(request: Request) -> Iterator[Candidate]:
         yield "use schedule 1f1b, which holds least", "--schedule 1f1b", changes
 
 
-def _offloading(request: Request) -> Iterator[Candidate]:
+def _offloading(request: Request, name: str) -> Iterator[Candidate]:
     what = "offload to host memory, as planner zorse does"
+    given = {"--uneven-layers": request.uneven_layers, "--stage-degrees": request.stage_degrees}
+    if name == "exact" and (own := [option for option, is_given in given.items() if is_given]):
+        what += f" and without {' and '.join(own)}"
     yield what, OFFLOADING, request
     cluster = request.cluster
     if any(node.host_memory_bytes is not None for node in cluster.nodes):

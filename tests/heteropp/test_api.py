@@ -29,13 +29,16 @@ def plan() -> heteropp.Plan:
         ({"global_batch": 8, "zero_stage": 5}, "zero_stage is 5; expected less than or equal to 2"),
         ({"global_batch": 8, "schedule": "zb"}, "schedule is 'zb'; expected '1f1b', "),
         ({"global_batch": 8, "sequence_length": 1.5}, "sequence_length is 1.5; expected "),
-        ({"global_batch": 8, "uneven_layers": "yes"}, "uneven_layers is 'yes'; expected "),
+        ({"planner": "exact", "uneven_layers": "yes"}, "uneven_layers is 'yes'; expected "),
         ({"global_batch": 8, "planner": "best"}, "planner is best; expected one of "),
+        ({"planner": "exact", "budget_s": 1.0}, "a budget is for planner auto; exact searches "),
+        ({"planner": "uniform", "uneven_layers": True}, "uneven layers are for planner exact; "),
+        ({"stage_degrees": True}, "stage degrees are for planner exact; auto takes no such "),
     ],
 )
 def test_a_request_out_of_bounds_is_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(heteropp.InputError, match=sentence):
-        heteropp.plan("quickstart", "quickstart", **options)
+        heteropp.plan("quickstart", "quickstart", **{"global_batch": 8, **options})
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,15 @@ def test_the_quickstart_plan_mixes_vendors_layers_and_degrees(tmp_path: Path) ->
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text('name = "prod[eu]"\n[[nodes]]\nchip = "a-mini"\n')
+    model = ("--model", "quickstart", "--global-batch", 8, "--planner", "uniform")
+    found = command("search", "--cluster", cluster, *model)
+    assert found.exit_code == 0, found.stderr
+    assert "model quickstart on cluster prod[eu]" in found.stdout
+
+
 @pytest.mark.exhaustive
 def test_equal_inputs_give_equal_bytes(tmp_path: Path) -> None:
     """Whatever the hash seed and the order of the nodes."""

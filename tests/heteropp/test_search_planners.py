@@ -135,6 +135,12 @@ def test_what_would_make_an_impossible_request_possible() -> None:
     for remedy in found:
         if remedy.option != nearest.OFFLOADING:
             check_memory(remedy.result.best.plan, remedy.request.cluster)
+    (offloading,) = (
+        remedy
+        for remedy in nearest.remedies(replace(request, uneven_layers=True))
+        if remedy.option == nearest.OFFLOADING
+    )
+    assert offloading.what.endswith("and without --uneven-layers")
 
 
 def test_degrees_that_nothing_suits_are_helped_too() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -112,7 +111,7 @@ class Screen:
             print(f"training stopped: {outcome.sentence}", file=sys.stderr, flush=True)
 
     def _line(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, markup=False)
+        self.console.print(text, soft_wrap=True)
 
     def _whole(self, leader: Leader) -> RenderableType:
         parts: list[RenderableType] = [chips_table(leader)]
@@ -138,13 +137,13 @@ def chips_table(leader: Leader) -> Table:
     current = leader.state.current
     training = set(current.members) if current else set()
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    by_node: dict[str, list[str]] = defaultdict(list)
+    by_node: dict[str, list[Text]] = defaultdict(list)
     for member, standing in leader.state.roster.standing.items():
         what = ("trains" if member in training else "coming") if standing == "up" else standing
         chip = member.rpartition("/")[2]
-        by_node[node_of(member)].append(f"[{STYLES[what]}]{chip} {what}[/]")
+        by_node[node_of(member)].append(Text(f"{chip} {what}", style=STYLES[what]))
     for node, chips in by_node.items():
-        table.add_row(escape(node), "  ".join(chips))
+        table.add_row(node, Text("  ").join(chips))
     return table
 
 

@@ -98,7 +98,9 @@ class Reporter:
         make_folder(output)
         self.output, self.first_here, self.steps = output, completed, steps
         self.file = MetricsFile(output / METRICS, completed)
-        self.console = Console(file=sys.stderr if quiet else sys.stdout, highlight=False)
+        self.console = Console(
+            file=sys.stderr if quiet else sys.stdout, highlight=False, markup=False
+        )
         self.trackers: dict[str, Tracker] = tracking.open(output, completed, restarts, self._say)
         self.progress = Progress(
             TextColumn("training"),
