@@ -78,6 +78,6 @@ def _known(query: str, runs: int) -> list[Known] | None:
     try:
         (text,) = parse_qs(query)["known"]
         known = [Known(**{name: int(n) for name, n in each.items()}) for each in json.loads(text)]
-    except (KeyError, ValueError, TypeError, AttributeError):
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     return (known + [Known()] * runs)[:runs] if len(known) in (0, runs) else None

@@ -32,11 +32,20 @@ def read_trace(path: Path, plan: dict[str, Any] | None) -> dict[str, Any] | None
         if path.stat().st_size > MOST_BYTES:
             return None
         content = from_json(path.read_bytes())
-        events = content["traceEvents"]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise FileError(f"{path} is no trace of heteropp-train: {error}") from None
+    try:
+        return _drawn(content, plan)
+    except (AttributeError, LookupError, TypeError, ValueError):  # another program's
+        raise FileError(
+            f"{path} is no trace of heteropp-train; expected its events, each with a rank as tid"
+        ) from None
+
+
+def _drawn(content: dict[str, Any], plan: dict[str, Any] | None) -> dict[str, Any]:
+    events = content["traceEvents"]
     names = {
         event["pid"]: event["args"]["name"].partition(",")[0]
         for event in events

@@ -9,10 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import urlopen
 
 import pytest
 from chromium import Tab, chromium
@@ -21,6 +25,7 @@ from large_run import write_large_run
 from training_run import CHIP, Training, make_plan, tiny_model, write_cluster
 
 from heteropp.board.board import Known, RunBoard
+from heteropp.board.server import BoardServer
 from heteropp.board.steps import StepTable
 from heteropp.cli.board import app
 
@@ -212,6 +217,37 @@ def test_what_cannot_be_shown_is_refused_in_a_sentence(tmp_path: Path) -> None:
     assert said.startswith(f"port {port} of 127.0.0.1 cannot be served on: Address already in use")
     (run / "trace.json").write_text("[]")
     assert "trace.json is no trace of heteropp-train" in refusal(run, "-o", tmp_path / "page.html")
+
+
+FOREIGN = {
+    "threads by name": {"ph": "X", "cat": "op", "pid": 1, "tid": "stream 7", "ts": 1, "dur": 2},
+    "no phase": {"cat": "op", "pid": 1, "tid": 0, "ts": 1, "dur": 2},
+    "no category": {"ph": "X", "name": "mm", "pid": 1, "tid": 0, "ts": 1, "dur": 2},
+    "an arrow from nowhere": {"ph": "s", "cat": "op", "pid": 9, "tid": 0, "ts": 1, "id": 1},
+    "no event": 7,
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_trace_of_another_program_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> None:
+    name = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}
+    span = {"ph": "X", "name": "mm", "cat": "op", "pid": 1, "tid": 0, "ts": 1, "dur": 2}
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [name, span, FOREIGN[kind]]}))
+    said = refusal(tmp_path, "-o", tmp_path / "page.html")
+    assert "trace.json is no trace of heteropp-train; expected its events" in said
+    (told,) = RunBoard([tmp_path]).news([Known()])["runs"]
+    assert told["problem"] == said.strip()
+
+
+def test_what_no_page_knows_is_refused_by_the_server(tmp_path: Path) -> None:
+    write_lines(tmp_path, [{"step": 1, "loss": 3.0}])
+    with BoardServer(RunBoard([tmp_path]), "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for known in ('[{"steps":1e999}]', "[" * 20_000, "[7]"):
+            with pytest.raises(HTTPError) as refused:
+                urlopen(f"http://127.0.0.1:{server.server_port}/news?known={quote(known)}")
+            assert refused.value.code == 400, known
+        server.shutdown()
 
 
 @pytest.mark.parametrize("steps", [1, 7, 100, 1000, 12_345])
