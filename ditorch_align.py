@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from hyperhetero.cli import CommandLine, output_file, output_folder
+from hyperhetero.cli import BAD_INPUT, CommandLine, output_file, output_folder
 from hyperhetero.input import LONGEST_WAIT_S
 from hyperhetero.output import LOCK, held, target_of
 from hyperhetero.progress import Progress, Status
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ditorch.conform.results import Conformance
     from ditorch.precision.results import Findings
 
-FAILED, BAD_INPUT = 1, 2
+FAILED = 1
 
 app = CommandLine(
     no_args_is_help=True,

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,19 @@ class CommandLine(typer.Typer):
         sys.exit(ended if isinstance(ended, int) else 0)
 
 
+@contextmanager
+def one_sentence(kinds: Callable[[], tuple[type[Exception], ...]]) -> Iterator[None]:
+    """Ends the command with an error's sentence on standard error and exit code BAD_INPUT.
+
+    kinds: returns the errors that are about the input; called only once there is an error.
+    """
+    try:
+        yield
+    except kinds() as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(BAD_INPUT) from None
+
+
 def _output_error() -> OSError | None:
     """Writes an empty line, and returns why that cannot be; None if it can."""
     try:
@@ -105,10 +119,9 @@ def _parameters(command: Any) -> Iterator[Any]:
 
 
 def _checked(parameter: Any, process: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Returns a parameter's reading of its text, without what no parameter means.
+    """Wraps process_value to refuse infinities, NaN, integers over 64 bits and empty paths.
 
-    That is a number that is infinite or none, a whole one beyond 64 bits, and a path that is
-    empty, which Python takes for the folder that one is in.
+    Python takes an empty path for the current folder.
     """
 
     def read(context: Any, given: Any) -> Any:

@@ -87,6 +87,19 @@ def test_every_block_of_the_page_does_what_the_page_says(page: Path, tmp_path: P
     assert ran, f"{name(page)} shows nothing that is run"
 
 
+def test_every_page_trains_in_a_folder_of_its_own() -> None:
+    """A reader goes through several pages in one folder, and a run refuses another's folder."""
+    first = {"runs/quickstart": "tools/quickstart"}
+    for page in READ_AND_RUN:
+        for block in blocks(page):
+            for command in block.text.replace("\\\n", " ").splitlines():
+                words = command.split()
+                if not words or words[0] != "heteropp-train" or "--resume" in words:
+                    continue
+                output = words[words.index("--output") + 1] if "--output" in words else "runs/train"
+                assert first.setdefault(output, name(page)) == name(page), output
+
+
 @pytest.mark.parametrize("page", READ_AND_RUN, ids=name)
 def test_a_block_is_run_or_says_why_not(page: Path) -> None:
     for block in blocks(page):
@@ -161,6 +174,16 @@ def test_the_site_builds_without_a_warning() -> None:
     built = subprocess.run([ROOT / "tools" / "docs"], capture_output=True, text=True, timeout=250)
     assert built.returncode == 0, built.stderr
     assert not built.stderr
+
+
+def test_without_mkdocs_one_sentence_says_what_is_needed() -> None:
+    lacking = "import sys; sys.modules.update(dict.fromkeys(['mkdocs', 'markdown', 'pymdownx']))"
+    program = f"{lacking}; sys.path.insert(0, 'tools'); import docs; sys.exit(docs.main())"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == "docs: mkdocs is needed: pip install 'hyperhetero[docs]'\n"
 
 
 @pytest.mark.parametrize(

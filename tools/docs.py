@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from docs_pages.links import broken_links
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -26,6 +24,8 @@ def main() -> int:
     except ModuleNotFoundError:
         print("docs: mkdocs is needed: pip install 'hyperhetero[docs]'", file=sys.stderr)
         return 2
+    from docs_pages.links import broken_links  # which needs what mkdocs brings
+
     if arguments.serve:
         return mkdocs_command("serve").returncode
     built = mkdocs_command("build", "--strict", stderr=subprocess.PIPE)

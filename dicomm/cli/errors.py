@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import typer
+from contextlib import AbstractContextManager
 
 from dicomm import Error
-
-BAD_INPUT = 2
+from hyperhetero import cli
 
 
 class InputError(Error):
     """What the command was given cannot be used; the message is one sentence."""
 
 
-@contextmanager
-def one_sentence() -> Iterator[None]:
+def one_sentence() -> AbstractContextManager[None]:
     """Turns an error about the input into its sentence on standard error."""
-    try:
-        yield
-    except (Error, OSError) as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(BAD_INPUT) from None
+    return cli.one_sentence(lambda: (Error, OSError))

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
-import typer
-
-BAD_INPUT = 2
+from hyperhetero import cli
 
 
-@contextmanager
-def one_sentence() -> Iterator[None]:
+def one_sentence() -> AbstractContextManager[None]:
     """Turns an error about the input into its sentence on standard error."""
-    try:
-        yield
-    except _input_errors() as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(BAD_INPUT) from None
+    return cli.one_sentence(_input_errors)
 
 
 def _input_errors() -> tuple[type[Exception], ...]:

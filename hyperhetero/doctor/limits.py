@@ -32,7 +32,7 @@ def memory() -> Finding:
         "memory",
         total >= QUICKSTART_BYTES,
         f"{total / GIB:.1f} GiB",
-        f"the quickstart's four ranks need about {QUICKSTART_BYTES // GIB} GiB",
+        f"the quickstart's six ranks need about {QUICKSTART_BYTES // GIB} GiB",
     )
 
 

@@ -117,7 +117,7 @@ class Events:
         return deeds[event.deed](event)
 
     def _living(self) -> dict[str, int]:
-        """Members that nothing has befallen; () when none may go."""
+        """Members that nothing has befallen, and their processes; none when none may go."""
         whole = {m: p for m, p in self.job.members().items() if m not in self.gone | self.leaving}
         return whole if len(whole) > FEWEST_LEFT else {}
 
