@@ -11,7 +11,7 @@ from heteropp.cost.stage_time import StageShape, stage_time
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link, Node, in_order
 from heteropp.description.measured import MeasuredBlock, MeasuredRuns, MeasuredStep
-from heteropp.description.plan import Pipeline, Plan, Replica, Stage, validate
+from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
 from heteropp.schedule.stage_actions import coded_table, table_key
 from heteropp.simulator.simulate import simulate
 
@@ -84,8 +84,14 @@ def step_s(file: MeasuredRuns, run: MeasuredStep, chips: Chips) -> float:
 
 
 def block_s(file: MeasuredRuns, block: MeasuredBlock, chips: Chips) -> tuple[float, float]:
-    """Returns the predicted seconds of a block's forward and backward, collectives included."""
-    cluster = _cluster(file, [(block.chip, block.tp)], chips)
+    """Returns the predicted seconds of a block's forward and backward, collectives included.
+
+    Raises PlanError where the block cannot be on its chip.
+    """
+    model = file.model(block.model)
+    if problem := model.tp_problem(block.tp):
+        raise PlanError(f"blocks {block.name!r}: {problem}")
+    cluster = _cluster(file, f"blocks {block.name!r}", [(block.chip, block.tp)], chips)
     inside = slowest_link(cluster, 0, tuple(range(block.tp)))
     shape = StageShape(
         layers=1,
@@ -99,7 +105,6 @@ def block_s(file: MeasuredRuns, block: MeasuredBlock, chips: Chips) -> tuple[flo
         sequence_parallel=block.sequence_parallel,
         selective_recompute=block.selective_recompute,
     )
-    model = file.model(block.model)
     one, two = (
         stage_time(model, replace(shape, layers=n), cluster.chip(0), inside, Link(0.0, 1.0))
         for n in (1, 2)
@@ -114,7 +119,8 @@ def planned(file: MeasuredRuns, run: MeasuredStep, chips: Chips) -> tuple[Plan, 
     consecutive stages where a stage does not fill it.
     """
     groups = [chip for stage in run.replicas for chip in stage]
-    cluster = _cluster(file, [(chip, run.tp) for chip in groups], chips)
+    where = f"runs {run.name!r}"
+    cluster = _cluster(file, where, [(chip, run.tp) for chip in groups], chips)
     free = {name: cluster.ranks_of(name) for name in cluster.chip_names()}
     stages, first = [], 0
     for size, stage in zip(run.layers, run.replicas, strict=True):
@@ -143,12 +149,24 @@ def planned(file: MeasuredRuns, run: MeasuredStep, chips: Chips) -> tuple[Plan, 
         overlap=run.overlap,
         pipelines=(Pipeline(micro_batches=run.global_batch // whole, stages=tuple(stages)),),
     )
-    validate(plan)
-    check_cluster(plan, cluster)
+    try:
+        validate(plan)
+        check_cluster(plan, cluster)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from None
     return plan, cluster
 
 
-def _cluster(file: MeasuredRuns, groups: list[tuple[str, int]], chips: Chips) -> Cluster:
+def _cluster(
+    file: MeasuredRuns, where: str, groups: list[tuple[str, int]], chips: Chips
+) -> Cluster:
+    """Returns the nodes that groups of (chip, ranks) fill.
+
+    where: the measurement, for a sentence. Raises PlanError where a node is too small for a group.
+    """
+    for name, tp in groups:
+        if tp > (most := chips[name].chips_per_node):
+            raise PlanError(f"{where}: tp is {tp}; a node of chip {name} has {most} chips")
     return Cluster(file.name, in_order(_filled(file, groups, chips)))
 
 

@@ -201,6 +201,18 @@ step_s = 0.5
 fit = true
 """
 
+BLOCK = """
+[[blocks]]
+name = "alone"
+model = "tiny"
+chip = "a-mini"
+tp = 3
+sequences = 1
+forward_s = 0.1
+backward_s = 0.2
+fit = true
+"""
+
 
 def run(arguments: list[str], capsys) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as ended:
@@ -245,6 +257,23 @@ BAD = {
     "an unknown chip": (RUNS.replace("a-mini", "z-mini"), "'z-mini'"),
     "nothing to fit": (RUNS.replace("fit = true", ""), "marks nothing with fit"),
     "no seconds": (RUNS.replace("step_s = 0.5", "step_s = 0.0"), "step_s"),
+    "a degree that does not divide": (
+        RUNS.replace("tp = 2", "tp = 3"),
+        "runs 'one': pipelines[0].stages[0]: tensor-parallel degree 3 does not divide",
+    ),
+    "a block's degree that does not divide": (
+        RUNS[: RUNS.index("[[runs]]")] + BLOCK,
+        "blocks 'alone': tensor-parallel degree 3 does not divide",
+    ),
+    "a group that is larger than a node": (
+        RUNS.replace("heads = 4", "heads = 32").replace("tp = 2", "tp = 32"),
+        "runs 'one': tp is 32; a node of chip a-mini has 16 chips",
+    ),
+    "a block's group that is larger than a node": (
+        RUNS[: RUNS.index("[[runs]]")].replace("heads = 4", "heads = 32")
+        + BLOCK.replace("tp = 3", "tp = 32"),
+        "blocks 'alone': tp is 32; a node of chip a-mini has 16 chips",
+    ),
 }
 
 
