@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from heteropp.cost.planned import rank_memory, rank_times
 from heteropp.cost.stage_time import formula_s
-from heteropp.description.chips import ChipSpec
+from heteropp.description.chips import ChipSpec, load_chip
 from heteropp.description.cluster import Cluster
-from heteropp.description.files import FileError, write_text
+from heteropp.description.files import FileError, read_text, write_text
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage, validate
 from heteropp.models.spec import ModelSpec
 from heteropp.simulator.simulate import simulate
@@ -146,16 +146,22 @@ def with_efficiency(cluster: Cluster, efficiency: float) -> Cluster:
 
 
 def write_efficiency(chip_file: Path, efficiency: float, output: Path) -> None:
-    """Writes a chip file with another efficiency, and all else as it is. Raises FileError."""
-    try:
-        text = chip_file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"{chip_file} cannot be read: {error.strerror}") from None
+    """Writes a chip file with another efficiency for products of every dtype, and all else as it
+    is. Raises FileError.
+    """
+    chip = load_chip(chip_file)
     text, found = re.subn(
-        r"(?m)^(\s*efficiency\s*=\s*)[^\s#]+", lambda match: f"{match[1]}{efficiency:g}", text
+        r"(?m)^(\s*efficiency\s*=\s*)[^\s#]+",
+        lambda match: f"{match[1]}{efficiency:g}",
+        read_text(chip_file),
     )
     if found != 1:
         raise FileError(f"{chip_file}: expected one line with efficiency, found {found}")
+    if chip.kernels:  # figures of single dtypes would stand in its place
+        kept = chip.with_efficiency(efficiency).kernels
+        for name, value in asdict(chip.kernels).items():
+            if value is not None and getattr(kept, name) is None:
+                text = re.sub(rf"(?m)^[ \t]*{name}[ \t]*=.*\n?", "", text)
     write_text(output, text)
 
 

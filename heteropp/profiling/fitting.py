@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import textwrap
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy
 
 from heteropp.description.chips import ChipSpec, Collectives, Kernels, load_chip
-from heteropp.description.files import read_text, write_text
+from heteropp.description.files import FileError, read_text, write_text
 from heteropp.description.measured import MeasuredRuns
 from heteropp.profiling.measured import predict_times
 
@@ -58,6 +59,7 @@ USUAL = Kernels(
     host_s=1e-5,
     micro_batch_s=1e-3,
 )
+HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]")  # of a chip file's section
 GROUPS = {2: "pair_bytes_per_s", 4: "four_bytes_per_s"}  # may be joined by links of their own
 
 
@@ -145,23 +147,38 @@ class _Problem:
 def write_fitted(chip: ChipSpec, output: Path, said: str) -> None:
     """Writes a chip's own file with the figures that were fitted, and all else as it is there.
 
-    said: of those, a sentence for the file. Raises FileError.
+    said: of those, a sentence for the file. Raises FileError, also where the file has no line for
+    one of the figures.
     """
-    given, kept = load_chip(chip.path), list[str]()
-    section = ""
+    given = load_chip(chip.path)
+    changed = {
+        (p.section, p.name): new
+        for p in PARAMETERS
+        if p.section not in FILLED
+        and (new := _figure(chip, p.section, p.name)) != _figure(given, p.section, p.name)
+    }
+    section, kept, comments = "", list[str](), list[str]()
     for line in read_text(chip.path).splitlines():
-        if line.startswith("["):
-            section = line.strip("[] ")
+        if header := HEADER.match(line):
+            section = header[1]
+            if section not in FILLED:
+                kept += comments  # of this section, though they stand in one that is filled
+            comments = []
         if section in FILLED:
             while kept and (not kept[-1] or kept[-1].startswith("#")):
                 kept.pop()  # what was said of the section
+            comments = [*comments, line] if not line or line.startswith("#") else []
             continue
         key, _, rest = line.partition("=")
-        if any((p.section, p.name) == (section, key.strip()) for p in PARAMETERS):
-            old, new = (getattr(getattr(each, section), key.strip()) for each in (given, chip))
+        if (figure := (section, key.strip())) in changed:
             comment = f"  #{rest.partition('#')[2]}" if "#" in rest else ""
-            line = f"{key}= {new:.4g}{comment}" if new != old else line
+            line = f"{key}= {changed.pop(figure):.4g}{comment}"
         kept.append(line)
+    for section, name in changed:
+        raise FileError(
+            f"{chip.path}: expected {name} on a line of its own under [{section}], where what was "
+            "fitted can be written"
+        )
     kept += ["", *(f"# {line}" for line in textwrap.wrap(said, 98))]
     for section in FILLED:
         if getattr(chip, section) is None:
@@ -170,6 +187,11 @@ def write_fitted(chip: ChipSpec, output: Path, said: str) -> None:
         kept += [f"[{section}]"]
         kept += [f"{name} = {value:.4g}" for name, value in figures if value is not None] + [""]
     write_text(output, "\n".join(kept[:-1]) + "\n")
+
+
+def _figure(chip: ChipSpec, section: str, name: str) -> float:
+    figure: float = getattr(getattr(chip, section), name)
+    return figure
 
 
 def begun(chip: ChipSpec) -> ChipSpec:

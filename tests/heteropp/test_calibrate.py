@@ -19,6 +19,7 @@ from heteropp.profiling.calibrate import (
     calibrate,
     uniform_plan,
     with_efficiency,
+    write_efficiency,
 )
 from heteropp.simulator.simulate import simulate
 
@@ -114,6 +115,19 @@ def test_the_chip_file_is_written_with_nothing_else_changed(tmp_path, capsys) ->
     changed = [pair for pair in zip(before, after, strict=True) if pair[0] != pair[1]]
     assert [old.split()[0] for old, _ in changed] == ["efficiency"]
     assert load_chip(tmp_path / "chip.toml").compute.efficiency == pytest.approx(found)
+
+
+def test_efficiencies_of_single_dtypes_do_not_stand_in_its_place(tmp_path) -> None:
+    """A chip file that heteropp-profile --kernels wrote has an efficiency for each dtype."""
+    lines = (
+        *("[kernels]", "half_side = 100.0", "causal_attention_efficiency = 0.5"),
+        *("causal_attention_backward_efficiency = 0.5", "bandwidth_share = 0.8", "host_s = 1e-5"),
+        *("micro_batch_s = 1e-3", "float16_efficiency = 0.9", "float16_half_side = 10.0"),
+    )
+    measured, output = tmp_path / "measured.toml", tmp_path / "chip.toml"
+    measured.write_text("\n".join([load_chip("a100").path.read_text(), *lines, ""]))
+    write_efficiency(measured, 0.4, output)
+    assert load_chip(output) == load_chip(measured).with_efficiency(0.4)
 
 
 BAD = {

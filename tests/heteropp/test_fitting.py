@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from heteropp.description.measured import (
     read_measured,
 )
 from heteropp.description.presets import measured_names
-from heteropp.profiling.fitting import fit
+from heteropp.profiling.fitting import begun, fit, write_fitted
 from heteropp.profiling.measured import block_s, most_bytes, planned, predict_times, step_s
 
 KERNELS = Kernels(
@@ -200,6 +200,49 @@ global_batch = 4
 step_s = 0.5
 fit = true
 """
+
+
+def written_chip(folder: Path, text: str) -> Path:
+    """Fits figures to a chip file with that text; returns the file that is written."""
+    (folder / "mine.toml").write_text(text)
+    chip = load_chip(folder / "mine.toml")
+    fitted = replace(
+        begun(chip),
+        compute=replace(chip.compute, efficiency=0.25, launch_s=3e-5),
+        links=replace(chip.links, nic_bytes_per_s=7e7),
+    )
+    write_fitted(fitted, folder / "fitted.toml", "Fitted by a test.")
+    return folder / "fitted.toml"
+
+
+def test_figures_are_written_below_headers_with_comments(tmp_path) -> None:
+    text = load_chip("a-mini").path.read_text()
+    text = text.replace("[compute]", "  [ compute ]  # peaks").replace("[links]", "[links] # cable")
+    written = load_chip(written_chip(tmp_path, text))
+    assert (written.compute.efficiency, written.compute.launch_s) == (0.25, 3e-5)
+    assert written.links.nic_bytes_per_s == 7e7
+
+
+def test_what_is_said_of_other_sections_stays(tmp_path) -> None:
+    sections = load_chip("a-mini").path.read_text().split("[links]")
+    kernels = "# of the kernels\n[kernels]\n"
+    kernels += "".join(f"{k} = {v}\n" for k, v in asdict(KERNELS).items() if v is not None)
+    text = f"{sections[0]}{kernels}\n# of the cables\n[links]{sections[1]}"
+    written = written_chip(tmp_path, text).read_text()
+    assert "\n\n# of the cables\n[links]\n" in written
+    assert "of the kernels" not in written
+
+
+def test_a_figure_that_cannot_be_written_is_refused(tmp_path) -> None:
+    text = load_chip("a-mini").path.read_text()
+    links = re.search(r"\[links\]\n((?:\w+ *= .*\n)+)", text)
+    assert links
+    pairs = ", ".join(line.partition("#")[0].strip() for line in links[1].splitlines())
+    text = f"links = {{ {pairs} }}\n" + text.replace(links[0], "")
+    with pytest.raises(FileError, match=r"mine.toml: expected nic_bytes_per_s on a line of its"):
+        written_chip(tmp_path, text)
+    assert not (tmp_path / "fitted.toml").exists()
+
 
 BLOCK = """
 [[blocks]]
