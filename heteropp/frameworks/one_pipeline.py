@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -56,16 +57,21 @@ def single_pipeline(plan: Plan) -> SinglePipeline:
                 "stages of chips of several types", "the stage waits for the slower replica"
             )
         )
-    slacks = [str(stage.slack) for stage in stages]
+    given = _given(plan)
+    slacks = [str(stage.slack) for stage in given]
     if set(slacks) != {"0"}:
         found.append(
             Replacement(f"slack {', '.join(slacks)} micro-batches by stage", "none: sends wait")
         )
-    if any(stage.offload for stage in stages):
+    if any(stage.offload for stage in given):
         found.append(
             Replacement("offload of idle ministages to host memory", "everything on the chip")
         )
     return SinglePipeline(stages, tuple(found))
+
+
+def _given(plan: Plan) -> list[Stage]:
+    return [stage for pipeline in plan.pipelines for stage in pipeline.stages]
 
 
 def _joined(plan: Plan, found: list[Replacement]) -> tuple[Stage, ...]:
@@ -75,20 +81,35 @@ def _joined(plan: Plan, found: list[Replacement]) -> tuple[Stage, ...]:
     if len(set(counts)) > 1:
         text = ", ".join(map(str, counts))
         found.append(Replacement(f"pipelines of {text} micro-batches", "as many for each replica"))
+    rows_are_cut = sequence_parallel(_given(plan), found)
     cuts = {tuple((s.layers, s.ministages, s.tp) for s in p.stages) for p in plan.pipelines}
     if len(cuts) == 1:
         found.append(Replacement(several, "one pipeline with their replicas"))
-        by_stage = zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)
+        by_stage = list(zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True))
+        if any(_recompute_differs(alike) for alike in by_stage):
+            found.append(
+                Replacement(
+                    "recompute in some pipelines",
+                    "in all of them, which costs time and saves memory",
+                )
+            )
         return tuple(
             replace(
                 alike[0],
                 replicas=tuple(r for stage in alike for r in stage.replicas),
                 recompute=(recompute := any(stage.recompute for stage in alike)),
                 selective_recompute=not recompute and any(s.selective_recompute for s in alike),
+                sequence_parallel=rows_are_cut and alike[0].tp > 1,
             )
             for alike in by_stage
         )
-    stages = _even(plan)
+    if _recompute_differs(_given(plan)):
+        found.append(
+            Replacement(
+                "recompute on some stages", "on every stage, which costs time and saves memory"
+            )
+        )
+    stages = _even(plan, rows_are_cut)
     found.append(
         Replacement(
             f"{several} that are cut differently",
@@ -98,9 +119,16 @@ def _joined(plan: Plan, found: list[Replacement]) -> tuple[Stage, ...]:
     return stages
 
 
-def _even(plan: Plan) -> tuple[Stage, ...]:
-    """Returns equal stages: as many as the longest pipeline has, or fewer that divide."""
-    given = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+def _recompute_differs(stages: Iterable[Stage]) -> bool:
+    return len({(stage.recompute, stage.selective_recompute) for stage in stages}) > 1
+
+
+def _even(plan: Plan, rows_are_cut: bool) -> tuple[Stage, ...]:
+    """Returns equal stages: as many as the longest pipeline has, or fewer that divide.
+
+    rows_are_cut: by sequence parallelism, where they can be.
+    """
+    given = _given(plan)
     tp = math.gcd(*(stage.tp for stage in given))
     replicas = [
         replace(replica, ranks=replica.ranks[i : i + tp])
@@ -118,7 +146,7 @@ def _even(plan: Plan) -> tuple[Stage, ...]:
         slack=0,
         recompute=recompute,
         selective_recompute=not recompute and any(s.selective_recompute for s in given),
-        sequence_parallel=tp > 1 and any(stage.sequence_parallel for stage in given),
+        sequence_parallel=rows_are_cut and tp > 1,
     )
     share = max(replica.batch_share for replica in replicas)
     return tuple(
@@ -141,7 +169,7 @@ def divided(layers: tuple[int, int], parts: int) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
-def sequence_parallel(stages: tuple[Stage, ...], found: list[Replacement]) -> bool:
+def sequence_parallel(stages: Iterable[Stage], found: list[Replacement]) -> bool:
     """Whether rows are cut; the frameworks have one answer for all stages with tp above 1."""
     chosen = {stage.sequence_parallel for stage in stages if stage.tp > 1}
     if len(chosen) > 1:

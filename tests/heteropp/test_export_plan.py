@@ -276,6 +276,29 @@ def test_pipelines_that_are_cut_differently_are_cut_anew(tmp_path, megatron):
     assert "2 pipelines that are cut differently" in said
 
 
+@pytest.mark.parametrize("turn", [1, -1])
+def test_what_one_of_several_pipelines_has_is_named_whichever_comes_first(tmp_path, turn):
+    plain = {"sequence_parallel": False}
+    rich = {"sequence_parallel": True, "slack": 1, "recompute": True}
+    pipelines = tuple(
+        Pipeline(
+            micro_batches=4,
+            stages=tuple(
+                stage((16 * s, 16 * s + 16), "a100", 8 * p + 4 * s, 1, 4, **settings)
+                for s in range(2)
+            ),
+        )
+        for p, settings in enumerate((plain, rich))
+    )
+    plan = three_vendors(pipelines=pipelines[::turn], global_batch=64)
+    path, said = export(plan, "megatron", tmp_path, "plan.sh")
+    text = path.read_text()
+    assert "--sequence-parallel" in text and "--recompute-granularity full" in text
+    assert "recompute in some pipelines: in all of them" in said
+    assert said.count("sequence parallelism on some stages: on every stage") == 1
+    assert ("slack 0, 0, 1, 1" if turn == 1 else "slack 1, 1, 0, 0") in said
+
+
 # --- torchtitan ---------------------------------------------------------------------------------
 
 READ = """
