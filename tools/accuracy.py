@@ -25,6 +25,7 @@ import typer
 from accuracy_families import FAMILIES, small_model
 from trained import TrainingError, start, well_paced
 
+from heteropp.cli.errors import one_sentence
 from heteropp.cost.planned import rank_memory
 from heteropp.description.chips import ChipSpec, load_chip
 from heteropp.description.cluster import Cluster, read_cluster
@@ -115,9 +116,10 @@ def main(
     if real:
         accuracy_real.show(output, json)
         return
-    if output:
-        check_file(output)  # it has a picture beside it
-    planned = read_model(model) if model else MODEL
+    with one_sentence():
+        if output:
+            check_file(output)  # it has a picture beside it
+        planned = read_model(model) if model else MODEL
     others = [] if model or not families else [small_model(family) for family in FAMILIES]
     rows: list[Row] = []
     failed: list[str] = []
@@ -251,7 +253,7 @@ def _outline(plan: Plan) -> str:
 def _result(rows: list[Row], failed: list[str]) -> dict:
     own = [row for row in rows if row.model not in FAMILIES]
     lines = []
-    for name, errors in _errors(own).items():
+    for name, errors in _errors(own).items() if own else ():
         for kind, bar in zip(("median", "worst"), BARS[name], strict=True):
             of = statistics.median if kind == "median" else max
             lines.append(_line(f"{kind} error of {name}", "%", of(errors), bar, "lower"))
@@ -312,7 +314,8 @@ def _draw(rows: list[Row], path: Path) -> None:
         axes.plot(ends, ends, color="grey", linewidth=0.8)
         axes.set(xlabel=f"measured {what} ({unit})", ylabel=f"predicted {what} ({unit})")
         axes.grid(alpha=0.3)
-    left.legend(fontsize=7)
+    if rows:
+        left.legend(fontsize=7)
     figure.tight_layout()
     save(figure, path)
 

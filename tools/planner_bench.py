@@ -23,10 +23,11 @@ import typer
 from evidence import Row, row, show
 
 from dicomm.bench.quiet import Watch
+from heteropp.cli.errors import one_sentence
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.model import read_model
 from heteropp.search.grouping import UnitType, group_devices
-from heteropp.search.metis_table import table
+from heteropp.search.metis_table import SHAPES, problem, table
 from heteropp.search.node_groups import NodeGroups
 from heteropp.search.planner import Request, Result, planner
 from hyperhetero.cli import CommandLine, output_file
@@ -101,6 +102,10 @@ def main(
     }
     if not published:
         parts = {}
+    elif metis_data:
+        with one_sentence():
+            for shape in SHAPES:
+                problem(shape, metis_data)  # of files that are not a checkout's, before any search
     kept = random_clusters.Kept(keep) if keep else None
     known = _known(best_known, clusters, seed, keep) if best_known else []
     rows: list[Row] = []
