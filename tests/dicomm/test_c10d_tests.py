@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import async_chip
 import pytest
@@ -53,6 +54,26 @@ def test_a_slice_on_a_chip_that_computes_asynchronously(tmp_path: Path) -> None:
     done = run_tool(tmp_path, TESTS[0], *arguments[-3:], environment=async_chip.environment())
     (failed,) = json.loads(done.stdout)["tests"]
     assert "memory that the host can touch, which asyncchip:0 does not give" in failed["reason"]
+
+
+def test_a_worker_that_names_no_tests_in_time_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from c10d_tests import __main__ as tool
+
+    workers = []
+
+    class Kept(tool.Worker):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            workers.append(self)
+
+    monkeypatch.setenv("PYTHONPATH", f"{TOOLS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(tool, "Worker", Kept)
+    monkeypatch.setattr(tool, "IMPORT_S", 0.01)
+    with pytest.raises(SystemExit, match=r"not imported within 0.01 s"):
+        tool.list_tests(tmp_path)
+    assert workers[0].process.returncode is not None
 
 
 def test_an_impossible_slice_is_refused(tmp_path: Path) -> None:

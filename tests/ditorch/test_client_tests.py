@@ -45,6 +45,29 @@ class TestTiny(TestCase):
 
 instantiate_device_type_tests(TestTiny, globals(), only_for="privateuse1")
 """
+ENDING = """
+import os
+
+import pytest
+
+
+@pytest.fixture
+def ends_afterwards():
+    yield
+    os._exit(3)
+
+
+def test_first():
+    pass
+
+
+def test_ends(ends_afterwards):
+    pass
+
+
+def test_last():
+    pass
+"""
 
 
 def run_tool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -92,6 +115,26 @@ def test_each_outcome_of_a_suite_given_by_path(tmp_path: Path) -> None:
     assert {row["name"]: row["ours"] for row in said["rows"]} == {
         "passed": 2, "failed": 2, "not applicable": 2,
     }  # fmt: skip
+
+
+def test_a_process_that_ends_behind_a_result_takes_no_other_test_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from client_tests.__main__ import Run
+    from client_tests.suites import SUITES
+
+    monkeypatch.setenv("PYTHONPATH", f"{TOOLS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_tiny.py").write_text(ENDING)
+    run = Run(
+        SUITES["peft"], tmp_path, ["tests/test_tiny.py"], None, "cpu", "1/1", "", 100.0,
+        tmp_path / "log",
+    )  # fmt: skip
+    found = {name.partition("::")[2]: result for name, result in run.results().items()}
+    assert {name: result.outcome for name, result in found.items()} == {
+        "test_first": "passed", "test_ends": "failed", "test_last": "passed",
+    }  # fmt: skip
+    assert found["test_ends"].reason == "ended its process"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from hyperhetero.cli import CommandLine
 from hyperhetero.progress import Progress
 
 RULES = Path(__file__).with_name("not_applicable.toml")
+IMPORT_S = 120.0  # for a worker to import PyTorch's tests and name them
 
 app = CommandLine()
 
@@ -100,9 +101,13 @@ class Worker:
 def list_tests(folder: Path) -> list[str]:
     output, log = folder / "names", folder / "names.log"
     worker = Worker("dicomm", output, [], log)
-    if worker.process.wait(120) != 0:
-        raise SystemExit(f"PyTorch's tests cannot be imported:\n{log.read_text()[-2000:]}")
-    worker.end()
+    try:
+        if worker.process.wait(IMPORT_S) != 0:
+            raise SystemExit(f"PyTorch's tests cannot be imported:\n{log.read_text()[-2000:]}")
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"PyTorch's tests were not imported within {IMPORT_S:g} s") from None
+    finally:
+        worker.end()
     names: list[str] = json.loads(output.read_text())
     return names
 

@@ -87,13 +87,15 @@ class Run:
                 if child.poll() is None:
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
+        finished = False
         for text in output.read_text().splitlines():
             said = json.loads(text)
+            finished |= "finished" in said
             if "name" in said:
                 result = Result(said["name"], said["outcome"], said["reason"])
                 if result.name not in found or found[result.name].outcome != "failed":
                     found[result.name] = result
-        if begun in found or not begun:
+        if finished or not begun:
             if not found:
                 raise SystemExit2(f"no test ran; {self.log} says why")
             return None

@@ -1,4 +1,5 @@
-"""Loaded by pytest in each child: gives the suite the device, and writes a line for each test.
+"""Loaded by pytest in each child: gives the suite the device, and writes a line for each test, and
+one at the end, which a child that dies does not write.
 
 CLIENT_TESTS_OUTPUT names the file of lines of JSON; CLIENT_TESTS_DONE one with the tests that
 need not run again, and CLIENT_TESTS_SLICE is K/N of those that are left.
@@ -63,6 +64,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_runtest_logstart(nodeid: str) -> None:
     line(begun=device_free(nodeid))
+
+
+def pytest_sessionfinish() -> None:
+    line(finished=True)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
