@@ -112,4 +112,8 @@ def _draw_memory(axes: Any, corner: Any, simulation: Simulation, rows: list[int]
 
 def _ranks(seat: Seat) -> str:
     first, last = seat.ranks[0], seat.ranks[-1]
-    return f"rank {first}" if first == last else f"ranks {first}-{last}"
+    if first == last:
+        return f"rank {first}"
+    if seat.ranks == tuple(range(first, last + 1)):
+        return f"ranks {first}-{last}"
+    return f"ranks {', '.join(map(str, seat.ranks))}"

@@ -22,7 +22,7 @@ from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage, 
 from heteropp.schedule.action import Action, Kind
 from heteropp.schedule.stage_actions import TableKey, actions, table_of
 from heteropp.simulator import program
-from heteropp.simulator.picture import draw_simulation
+from heteropp.simulator.picture import draw_simulation, label
 from heteropp.simulator.simulate import DeadlockError, simulate
 
 
@@ -429,6 +429,22 @@ def test_rates() -> None:
     busy = [4 * time.micro_batch_s + time.step_s for time in rank_times(plan, cluster)]
     works = [share.work * one.step_s for share in one.shares]
     assert works == pytest.approx(busy)
+
+
+def test_a_picture_names_the_ranks_that_a_replica_has() -> None:
+    plan = plan_of(2, 2)
+    replicas = (Replica(ranks=ranks, chip="x", batch_share=1) for ranks in ((0, 2), (1, 3)))
+    stages = tuple(
+        replace(stage, replicas=(own,))
+        for stage, own in zip(plan.pipelines[0].stages, replicas, strict=True)
+    )
+    apart = replace(plan, pipelines=(Pipeline(micro_batches=2, stages=stages),))
+    validate(apart)
+    simulation = simulate(apart, cluster_of(("x", FREE, 4)))
+    assert [label(simulation, a) for a in range(2)] == [
+        "stage 0 ranks 0, 2 (x)",
+        "stage 1 ranks 1, 3 (x)",
+    ]
 
 
 def test_pictures_of_few_and_of_many_stages(tmp_path: Path) -> None:

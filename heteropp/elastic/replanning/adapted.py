@@ -15,9 +15,10 @@ from heteropp.search.skeletons import Skeleton, Stage, alike, pieces, powers_dow
 
 
 def adapted(plan: Plan, rank_of: Sequence[int | None], cluster: Cluster) -> Skeleton:
-    """What is left of a plan's; chips that joined are the stages of one more pipeline.
+    """Returns a plan's skeleton without the chips that have gone, on the numbers of today.
 
-    rank_of: by rank of the plan, which one the chip is now, or None for one that has gone.
+    Chips that have come are the stages of one more pipeline. rank_of: by rank of the plan, the
+    rank that its chip is now, or None for a chip that has gone.
     """
     pipelines = []
     for pipeline in plan.pipelines:
