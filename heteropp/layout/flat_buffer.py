@@ -121,8 +121,8 @@ def layout(
 ) -> Layout:
     """How one rank of a tensor-parallel group holds layers [first, last).
 
-    Parameters that an optimizer mostly treats alike stand together: hidden matrices first, and last
-    what has no weight decay.
+    Parameters that an optimizer mostly treats alike stand together: hidden matrices first, with
+    weight decay or without, and of the others those without it last.
     """
     parameters, rows = model.parameters(layers), None
     if experts != "all":
@@ -161,9 +161,9 @@ def _pieces(entries: Iterable[Entry]) -> list[BufferPiece]:
 
 
 def _kind(parameter: Parameter) -> int:
-    if not parameter.decays or len(parameter.shape) < 2:
-        return 2
-    return 0 if parameter.is_hidden_matrix else 1
+    if parameter.is_hidden_matrix:
+        return 0
+    return 1 if parameter.decays and len(parameter.shape) > 1 else 2
 
 
 def _starts(entry: Entry) -> Iterator[tuple[Box, int]]:

@@ -103,6 +103,28 @@ def test_packed_matrices_are_one(ranks: Ranks) -> None:
     )
 
 
+def test_a_matrix_without_weight_decay_is_muon_s_alone(ranks: Ranks) -> None:
+    """A model of one's own may except matrices of its blocks from weight decay."""
+    model = own_model()
+    parts = tuple(
+        replace(
+            part,
+            parameters=tuple(
+                replace(p, decays=p.decays and p.name != "up.weight") for p in part.parameters
+            ),
+        )
+        for part in model.parts
+    )
+    plan = replace(
+        plan_of(replace(model, parts=parts), (8,), (2,), (1,), zero_stage=2), optimizer="muon"
+    )
+    check(
+        ranks.train(plan, settings=SETTINGS),
+        ranks.plainly(plan, optimizers_of=muon_and_adamw),
+        1e-11,
+    )
+
+
 @pytest.mark.exhaustive
 def test_float32_and_bfloat16_learn_as_float64_does(ranks: Ranks) -> None:
     """They agree to the rounding of the 16 bits in which matrices are made orthogonal."""
