@@ -29,6 +29,18 @@ class Parameter:
     decays: bool = True  # whether weight decay applies to it
     trains: bool = True  # whether it trains; otherwise it is frozen, and no step changes it
 
+    def problem(self) -> str | None:
+        """Says in a clause what of this parameter cannot be; None: all can."""
+        cut, dimensions = self.split_dimension, len(self.shape)
+        if any(size < 0 for size in self.shape):
+            return f"shape {list(self.shape)}; expected no negative sizes"
+        if cut is not None and not 0 <= cut < dimensions:
+            return f"split_dimension {cut}; expected one of the {dimensions} of its shape"
+        size = None if cut is None else self.shape[cut]
+        if self.packed and (min(self.packed) < 1 or sum(self.packed) != size):
+            return f"packed {list(self.packed)}; expected sizes that make up what is cut, {size}"
+        return None
+
     @property
     def is_hidden_matrix(self) -> bool:
         """Whether it is a matrix of a block, which embeddings, heads, norms and biases are not."""

@@ -132,3 +132,14 @@ class PartedModel(ModelSpec):
         for name in ("embedding", "head", *self.order):
             if name not in names:
                 raise ModelError(f"parts has no {name}")
+        for part in self.parts:
+            for parameter in part.parameters:
+                if problem := parameter.problem():
+                    raise ModelError(f"part {part.name}: parameter {parameter.name} has {problem}")
+        ends = {f"{self.first_prefix}{p.name}" for p in self._of_part["embedding"]}
+        ends |= {f"{self.last_prefix}{p.name}" for p in self._of_part["head"]}
+        for name in (name for pair in self.tied_names for name in pair):
+            if name not in ends:
+                raise ModelError(
+                    f"tied_names has {name}; expected parameters of the embedding and the head"
+                )
