@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,8 @@ from layouts import plan_of
 import heteropp
 from heteropp.description.plan import PlanError, validate
 from heteropp.models.custom.model import CustomModel
+from heteropp.models.hugging_face.check import noisy_values, split
+from heteropp.models.hugging_face.small import LENGTH
 from heteropp.models.parallel.tensor_parallel import SoloGroup
 
 DEFINITION = """
@@ -69,6 +74,11 @@ class Sharing(Block):
 class Scaling(nn.Module):
     def forward(self, x):
         return 2 * x
+
+class Derived(Block):
+    def __init__(self):
+        super().__init__()
+        self.twice = 2 * self.up.weight
 
 class InPlace(Block):
     def forward(self, x):
@@ -135,6 +145,8 @@ CONTRADICTIONS = {
     'cut={"*.up": "column"}': "no rule cuts embedding.tokens.weight",
     'cut={**CUT, "*.middle": "row"}': r"'\*.middle' fits the name of no layer",
     'cut={"*.tokens": "column", **CUT}': "rule column for tokens.weight, which is of a Embedding",
+    'cut={"*.tokens.weight": "column", **CUT}': "rule column for tokens.weight, which is of",
+    'cut={"*.logits.*": "vocabulary", **CUT}': "rule vocabulary for logits.weight, which",
     'cut={**CUT, "*.up": "sideways"}': "rule 'sideways' for up.weight: expected column, row",
     'cut={**CUT, "*.up": ("packed", 3)}': "one.up.weight has 16 rows, which pieces",
     'tied={"head.logits.weight": "embedding.words"}': "tied names 'embedding.words'",
@@ -146,6 +158,7 @@ CONTRADICTIONS = {
     "embedding=Head": "the embedding cannot compute",
     'blocks={"one": Sharing}, cut=None': "again.weight are one parameter",
     'blocks={"one": Scaling}': "one has no parameters",
+    'blocks={"one": Derived}': "one cannot be copied: RuntimeError: Only Tensors created",
     'blocks={"one": InPlace}': "block one cannot compute",
     'blocks={"one": Placed}': "block one cannot compute",
     'blocks={"one": Heads}': "with tensor-parallel degree 4, block one .* tp_divides names",
@@ -157,6 +170,17 @@ CONTRADICTIONS = {
     'blocks={"one": int}': "makes a int; expected an nn.Module",
     "dtype='half'": "dtype is 'half'; expected one of",
     "order=6": "order is 6; expected a list",
+    "cut=['*.up']": r"cut is \['\*.up'\]; expected a dictionary by name",
+    'cut={**CUT, 3: "row"}': "cut is .*; expected a dictionary by name",
+    'cut={**CUT, "*.up": ("packed",)}': r"rule \('packed',\) for one.up.weight: expected",
+    'cut={**CUT, "*.up": ("packed", "2")}': "for one.up.weight: expected the number of pieces",
+    'cut={**CUT, "*.up": ("packed", (8.0, 8.0))}': "for one.up.weight: expected the number",
+    "no_weight_decay='*.bias'": r"no_weight_decay is '\*.bias'; expected a list of names",
+    "no_weight_decay=3": "no_weight_decay is 3; expected a list of names",
+    'tied={"head.logits.weight": ["embedding.tokens.weight"]}': (
+        "tied is .*; expected names of parameters by name"
+    ),
+    "tp_divides={2: 2}": "tp_divides is {2: 2}; expected a dictionary by name",
     "tp_divides={'heads': 0}": "tp_divides has heads 0; expected a positive number",
     "sequence_length=-4": "sequence_length is -4; expected 1 to",
     'tied={"head.logits.weight": "embedding.tokens.weight"}, no_weight_decay=["head.*"]': (
@@ -182,6 +206,10 @@ def test_a_file_that_defines_no_model_is_refused(tmp_path: Path) -> None:
         heteropp.read_model(f"{file}:model")
     with pytest.raises(heteropp.FileError, match="has no function other"):
         heteropp.read_model(f"{file}:other")
+    file = tmp_path / "leaving.py"
+    file.write_text("def model():\n    raise SystemExit(3)\n")
+    with pytest.raises(heteropp.FileError, match="model fails: SystemExit: 3"):
+        heteropp.read_model(f"{file}:model")
 
 
 def test_a_model_that_says_not_how_it_is_cut_has_tp_1(tmp_path: Path) -> None:
@@ -193,6 +221,22 @@ def test_a_model_that_says_not_how_it_is_cut_has_tp_1(tmp_path: Path) -> None:
         validate(plan_of(model, (6,), (1,), (2,)))
     plan = heteropp.plan(model, "quickstart", global_batch=8, planner="exact")
     assert {stage.tp for stage in plan.pipelines[0].stages} == {1}
+
+
+@pytest.mark.parametrize("others", ["", ', "*": "replicated"'])
+def test_a_part_that_is_one_layer_is_cut_as_its_parameters_are(tmp_path: Path, others: str) -> None:
+    """Loss and gradients of two tensor-parallel ranks are those of one."""
+    file = tmp_path / "own.py"
+    cut = '"embedding.weight": "vocabulary", "one.up": "column", "one.down": "row"'
+    cut += ', "head.weight": "column", "head.bias": "column"'
+    layers = "embedding=lambda: nn.Embedding(32, 8), head=lambda: nn.Linear(8, 32)"
+    changes = f"dict(sequence_length={LENGTH}, dtype='float64', {layers}, cut={{{cut}{others}}})"
+    file.write_text(f"{DEFINITION}\nCHANGES = {changes}\n")
+    model: Any = heteropp.read_model(f"{file}:model")
+    initial = noisy_values(model)
+    (one, of_one), (two, of_two) = (split(model, initial, tp) for tp in (1, 2))
+    torch.testing.assert_close(two, one)
+    torch.testing.assert_close(of_two, of_one)
 
 
 def test_a_file_that_plans_while_it_is_imported_is_refused(tmp_path: Path) -> None:
@@ -237,3 +281,41 @@ def test_a_plan_of_another_definition_is_not_trained(tmp_path: Path) -> None:
     model = heteropp.read_model(f"{file}:model")
     assert isinstance(model, CustomModel) and model.training_problem() is None
     assert "another order" in str(replace(model, order=("one",) * 3, layers=3).training_problem())
+
+
+DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a cut beyond the shape": (
+        lambda model: model["parts"][1]["parameters"][0].update(split_dimension=2),
+        "part one: parameter up.weight has split_dimension 2; expected one of the 2 of its shape",
+    ),
+    "a cut before the shape": (
+        lambda model: model["parts"][1]["parameters"][0].update(split_dimension=-1),
+        "has split_dimension -1",
+    ),
+    "a negative size": (
+        lambda model: model["parts"][1]["parameters"][0].update(shape=[-16, 8]),
+        "has shape [-16, 8]; expected no negative sizes",
+    ),
+    "pieces of another size": (
+        lambda model: model["parts"][1]["parameters"][0].update(packed=[4, 4]),
+        "has packed [4, 4]; expected sizes that make up what is cut, 16",
+    ),
+    "a tied name of nothing": (
+        lambda model: model.update(tied_names=[["head.logits.weight", "embedding.words"]]),
+        "tied_names has embedding.words; expected parameters of the embedding and the head",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_plan_whose_parts_cannot_be_is_refused(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(f"{DEFINITION}\nCHANGES = {{}}\n")
+    plan_file = tmp_path / "plan.json"
+    heteropp.write_plan(plan_of(heteropp.read_model(f"{file}:model"), (4,), (1,), (2,)), plan_file)
+    content = json.loads(plan_file.read_text())
+    damage, expected = DAMAGE[kind]
+    damage(content["model"])
+    plan_file.write_text(json.dumps(content))
+    with pytest.raises(heteropp.FileError, match=re.escape(expected)):
+        heteropp.read_plan(plan_file)

@@ -6,7 +6,7 @@ communicate, and every Linear layer lets its weights' gradients wait (see parall
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -22,6 +22,8 @@ from heteropp.models.parallel.tensor_parallel import (
     sum_over_group,
 )
 from heteropp.models.spec import ModelError, Parameter
+
+LAYERS = (nn.Linear, nn.Embedding)  # layers that communicate where they are cut
 
 
 class ParallelLinear(nn.Linear):
@@ -63,7 +65,7 @@ def part_parameters(definition: ModelDefinition, part: str, module: nn.Module) -
         if dimension is not None and dimension >= len(shape):
             raise ModelError(f"{full_name} has shape {list(shape)}, which rule {rule!r} cannot cut")
         if isinstance(rule, tuple):
-            packed = _packed(full_name, rule[1], shape[0])
+            packed = _packed(full_name, rule, shape[0])
         decays = not any(fnmatchcase(full_name, each) for each in definition.no_weight_decay)
         partial = rule == "partial"
         result.append(Parameter(name, shape, dimension, packed, partial, decays))
@@ -96,9 +98,9 @@ def install(
 ) -> nn.Module:
     """Makes a part, whose parameters may be on meta, one rank's, with uninitialised parameters."""
     rules = {
-        name: _rule(definition, part, module, f"{name}.weight")[0]
+        name: _rule(definition, part, module, f"{name}.weight".lstrip("."))[0]
         for name, layer in module.named_modules()
-        if type(layer) in (nn.Linear, nn.Embedding)
+        if type(layer) in LAYERS
     }
     for parameter in parameters:
         owner, _, leaf = parameter.name.rpartition(".")
@@ -126,11 +128,12 @@ def _rule(
     if definition.cut is None:
         return "replicated", None
     owner, _, _ = name.rpartition(".")
+    layer = module.get_submodule(owner)
     for pattern, rule in definition.cut.items():
         if owner and fnmatchcase(f"{part}.{owner}", pattern):
-            return rule, module.get_submodule(owner)
+            return rule, layer
         if fnmatchcase(f"{part}.{name}", pattern):
-            return rule, None
+            return rule, layer if type(layer) in LAYERS else None
     raise ModelError(
         f"no rule cuts {part}.{name}; give it one, such as replicated, where every rank has a copy"
     )
@@ -175,9 +178,15 @@ def _check_plain(layer: Any, name: str) -> None:
             )
 
 
-def _packed(name: str, pieces: int | tuple[int, ...], size: int) -> tuple[int, ...]:
+def _packed(name: str, rule: tuple[Any, ...], size: int) -> tuple[int, ...]:
+    pieces = rule[1] if len(rule) == 2 else None
     if isinstance(pieces, int):
         pieces = (size // max(1, pieces),) * pieces
+    if not isinstance(pieces, Sequence) or not all(isinstance(each, int) for each in pieces):
+        raise ModelError(
+            f"rule {rule!r} for {name}: expected the number of pieces or their sizes, such as "
+            '("packed", 3)'
+        )
     if sum(pieces) != size or min(pieces) < 1:
         raise ModelError(f"{name} has {size} rows, which pieces {pieces} do not make up")
     return tuple(pieces)

@@ -58,7 +58,12 @@ def held_part(
     dtype: torch.dtype,
 ) -> nn.Module:
     """Returns a part as one rank holds it, with uninitialised parameters."""
-    module = copy.deepcopy(prototype(definition.makes()[part]))
+    whole = prototype(definition.makes()[part])
+    try:
+        module = copy.deepcopy(whole)
+    except Exception as error:  # of whatever a user's module has
+        text = " ".join(str(error).split())
+        raise ModelError(f"{part} cannot be copied: {type(error).__name__}: {text}") from error
     parameters = part_parameters(definition, part, module)
     return install(definition, part, module, parameters, group, device, dtype)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -89,13 +89,18 @@ def _check_types(definition: ModelDefinition) -> None:
         raise ModelError(
             f"dtype is {definition.dtype!r}; expected one of {', '.join(get_args(Dtype))}"
         )
-    for name in ("blocks", "tied", "tp_divides"):
-        if not isinstance(getattr(definition, name), Mapping):
-            raise ModelError(f"{name} is {getattr(definition, name)!r}; expected a dictionary")
-    if isinstance(definition.order, str) or not all(
-        isinstance(kind, str) for kind in (*_listed(definition.order), *definition.blocks)
-    ):
-        raise ModelError("order and blocks: expected kinds of blocks by name")
+    for name in ("blocks", "cut", "tied", "tp_divides"):
+        value = getattr(definition, name)
+        if name == "cut" and value is None:
+            continue
+        if not isinstance(value, Mapping) or not _are_names(value):
+            raise ModelError(f"{name} is {value!r}; expected a dictionary by name")
+    if not _are_names(definition.tied.values()):
+        raise ModelError(f"tied is {definition.tied!r}; expected names of parameters by name")
+    for name in ("order", "no_weight_decay"):
+        value = getattr(definition, name)
+        if isinstance(value, str) or not isinstance(value, Sequence) or not _are_names(value):
+            raise ModelError(f"{name} is {value!r}; expected a list of names")
     for part, make in definition.makes().items():
         if not callable(make) or isinstance(make, nn.Module):
             raise ModelError(
@@ -106,10 +111,8 @@ def _check_types(definition: ModelDefinition) -> None:
             raise ModelError(f"tp_divides has {name} {size!r}; expected a positive number")
 
 
-def _listed(value: object) -> Sequence[object]:
-    if not isinstance(value, Sequence):
-        raise ModelError(f"order is {value!r}; expected a list of kinds")
-    return value
+def _are_names(values: Iterable[object]) -> bool:
+    return all(isinstance(each, str) for each in values)
 
 
 def _modules(definition: ModelDefinition) -> dict[str, nn.Module]:

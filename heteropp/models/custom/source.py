@@ -42,7 +42,7 @@ def _definition(file: Path, name: str) -> ModelDefinition:
         raise ModelError(f"{file} has no function {name}")
     try:
         found = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelError(f"{name} fails: {type(error).__name__}: {error}") from error
     if not isinstance(found, ModelDefinition):
         raise ModelError(
