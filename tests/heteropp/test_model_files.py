@@ -62,6 +62,18 @@ def test_what_a_config_may_leave_out(tmp_path) -> None:
     assert model.rope_theta == 5e5
 
 
+def test_what_mistral_s_config_leaves_out_is_transformers_default(tmp_path) -> None:
+    """Not Llama's: it has 8 heads of keys and values, and a sliding window."""
+    absent = {"model_type": "mistral", "num_key_value_heads": "absent"}
+    model = read_model(write(tmp_path, {**absent, "sliding_window": None}))
+    assert model.family == "llama" and model.kv_heads == 8  # type: ignore[attr-defined]
+    every = {"model_type": "mistral", "sliding_window": None, "num_key_value_heads": None}
+    assert read_model(write(tmp_path, every)).kv_heads == 64  # type: ignore[attr-defined]
+    model = read_model(write(tmp_path, {**absent, "num_hidden_layers": 2}), 8192)
+    assert model.family == "hugging_face"
+    assert model.config.values().get("sliding_window", 4096) == 4096  # type: ignore[attr-defined]
+
+
 # as Llama 3.1's config.json says it
 SCALING = {
     "factor": 8.0,

@@ -81,8 +81,8 @@ def small_config(values: dict[str, Any], tp: int = 1, code: RemoteCode | None = 
     """Returns a config of the same family with few layers of every kind that it has.
 
     tp: the degree of tensor parallelism that it should allow, if the family does; code: the
-    folder's, as `fields_of` takes it. What the config
-    says beside sizes, such as multipliers, biases and the kinds of norms, stays. Raises ModelError.
+    folder's, as `fields_of` takes it. What the config says beside sizes, such as multipliers,
+    biases and the kinds of norms, stays. Raises ModelError.
     """
     found = family(Config.of(values, code))
     layers = _enough_layers(found.kinds)

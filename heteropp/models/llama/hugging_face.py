@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, model_validator
 
 from heteropp.models.hugging_face_format import HuggingFaceTable, HuggingFaceTensor
 from heteropp.models.llama.model import LlamaModel, RopeScaling
@@ -22,6 +22,8 @@ _MUST_BE: dict[str, tuple[Any, ...]] = {
     "sliding_window": (None,),
     "quantization_config": (None,),
 }
+# what transformers takes for mistral where a config.json leaves it out; null says otherwise
+_MISTRAL = {"num_key_value_heads": 8, "sliding_window": 4096}
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 # ours to theirs; a layer's stand under "layers.17." and "model.layers.17."
 _NAMES = {
@@ -65,7 +67,7 @@ class LlamaConfig:
     intermediate_size: int | None = None
     vocab_size: int | None = None
     max_position_embeddings: int | None = None
-    num_key_value_heads: int | None = None  # absent: as many as attention heads
+    num_key_value_heads: int | None = None  # null: as many as attention heads
     head_dim: int | None = None
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
@@ -79,6 +81,14 @@ class LlamaConfig:
     rope_parameters: _Rope | None = None
     sliding_window: Any = None
     quantization_config: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def with_defaults_of_mistral(cls, values: Any) -> Any:
+        """Returns what a config.json says, with what it leaves out where that is not Llama's."""
+        if isinstance(values, dict) and values.get("model_type") == "mistral":
+            return {**_MISTRAL, **values}
+        return values
 
 
 class LlamaFormat(HuggingFaceTable):
