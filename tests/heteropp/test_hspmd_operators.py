@@ -188,6 +188,7 @@ def run_mistakes(_rank: int) -> list[str]:
         lambda: torch.ones(12, 12).copy_(x),
         lambda: torch.tensor(1.0).copy_(square.sum()),
         lambda: annotated(torch.ones(0, 4), copied).reshape(2, 0),
+        lambda: F.embedding(labels, table, scale_grad_by_freq=True),
     ]
     far = Annotation.of([([0, WORLD], {0: 2})])
     mistakes += [
@@ -216,7 +217,7 @@ def test_mistakes_are_one_sentence(ranks: Ranks) -> None:
     assert "is no operator that annotated tensors can take so" in drawn
     assert "expected reduction='sum', and a division by all rows" in mean
     assert "is no operator that annotated tensors can take so" in unknown
-    beta, alpha, two, divided, high, low, weight, classes, copied, number, empty = told
+    beta, alpha, two, divided, high, low, weight, classes, copied, number, empty, counted = told
     assert beta == (
         "addmm takes a bias [12] with beta 2 and alpha 1; expected a bias [12], and both 1"
     )
@@ -228,6 +229,7 @@ def test_mistakes_are_one_sentence(ranks: Ranks) -> None:
     assert "takes weights of classes; expected none" in classes
     assert "copy_ takes a plain tensor [12, 12]" in copied and "a plain tensor []" in number
     assert "takes an empty tensor [0, 4]" in empty
+    assert counted.endswith("by how often one rank has a token; expected scale_grad_by_freq=False")
     assert unannotated.startswith("a plain tensor [12, 12] cannot go to")
     assert far.startswith("rank 4 is in the annotation") and far.endswith("expected ranks 0 to 3")
     assert "expected no summands" in parted

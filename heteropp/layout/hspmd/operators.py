@@ -319,6 +319,11 @@ def _transpose(call: Call) -> tuple[OperatorRule, Local]:
 
 def _embedding(call: Call) -> tuple[OperatorRule, Local]:
     """Looks tokens up in this rank's part of the vocabulary; tokens of other parts give zeros."""
+    if len(call.arguments) > 3 and call.arguments[3]:
+        raise DeductionError(
+            f"{call.name} divides gradients by how often one rank has a token; expected "
+            "scale_grad_by_freq=False"
+        )
 
     def local(call: Call, _held: list[Holding]) -> Tensor:
         table, tokens = call.tensors
