@@ -63,6 +63,39 @@ def ddp_gradients(rank: int, device: str, group: dist.ProcessGroup | None) -> li
     return found
 
 
+class Products(nn.Module):
+    """Layers whose gradients have at most as high a rank as the batch has rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.layers = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(4)))
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(data)
+        return out
+
+
+def check_power_sgd(rank: int, device: str) -> None:
+    """Its callbacks sum twice more; of gradients of so low a rank it loses nothing."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    rows = torch.randn(2, 32, generator=torch.Generator().manual_seed(4))
+    whole = Products()
+    whole(rows).square().mean().backward()
+    replica = nn.parallel.DistributedDataParallel(
+        Products().to(device), bucket_cap_mb=32 * 32 * 4 / 2**20
+    )
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    replica.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for _ in range(4):
+        replica.zero_grad()
+        replica(rows[rank : rank + 1].to(device)).square().mean().backward()
+    assert state.compression_stats()[2] > 0  # it did compress
+    for a, b in zip(replica.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(a.grad.cpu(), b.grad, rtol=1e-3, atol=1e-5)
+
+
 # ---------------------------------------------------------------- FSDP2, tensor parallel, DCP
 
 
@@ -138,6 +171,7 @@ def frameworks(rank: int, chips: bool, folder: str) -> None:
     ours, theirs = ddp_gradients(rank, device, None), ddp_gradients(rank, "cpu", gloo)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-2 if chips else 0, atol=1e-3 if chips else 0)
+    check_power_sgd(rank, device)
     pipelined(rank, device)
     sharded_training(rank, device, folder)
 

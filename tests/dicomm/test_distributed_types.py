@@ -126,11 +126,39 @@ def groups_and_options(rank: int) -> None:
     assert number.item() == 3
 
 
+def call_from_callbacks(rank: int) -> None:
+    """A future's callback calls collectives and waits for them, while the caller calls another.
+
+    Rank 1 calls that one much later, and on rank 0 it waits before the callback is called.
+    """
+    first, sync, chained, last, unwaited, second = (
+        torch.full((count,), rank + 1.0) for count in (3, 5, 7, 9, 11, 13)
+    )
+
+    def inner(_: torch.futures.Future) -> torch.Tensor:
+        return dist.all_reduce(last, async_op=True).get_future().wait()[0]
+
+    def outer(_: torch.futures.Future) -> torch.Tensor:
+        dist.all_reduce(sync)
+        dist.all_reduce(unwaited, async_op=True)
+        return dist.all_reduce(chained, async_op=True).get_future().then(inner).wait()
+
+    done = dist.all_reduce(first, async_op=True).get_future().then(outer)
+    if rank == 1:
+        time.sleep(0.2)
+    work = dist.all_reduce(second, async_op=True)
+    assert (done.wait() == 3).all()
+    work.wait()
+    for total in (first, sync, chained, last, unwaited, second):
+        assert (total == 3).all(), total
+
+
 def types_works_groups(rank: int) -> None:
     every_type_moves(rank)
     complex_and_views(rank)
     groups_and_options(rank)
     works(rank)
+    call_from_callbacks(rank)
 
 
 def test_types_works_and_groups() -> None:

@@ -65,13 +65,18 @@ Membership::Membership(std::shared_ptr<Communicator> communicator, const Options
       name_(options.name),
       timeout_(options.timeout) {}
 
-OrderedQueue& Membership::collectives() {
+void Membership::require_own_process() const {
   try {
     communicator_->require_own_process();
   } catch (const Error& error) {
     C10_THROW_ERROR(DistBackendError, "dicomm process group '" + name_ + "': " + error.what());
   }
-  return collectives_;
+}
+
+std::shared_ptr<OrderedQueue> Membership::collectives() {
+  require_own_process();
+  auto of_callbacks = CallbackScope::queue_of(*this);
+  return of_callbacks ? of_callbacks : collectives_;
 }
 
 void Membership::abort_all(const std::string& reason) {
@@ -102,7 +107,7 @@ std::vector<Membership::Kept> Membership::take_kept() {
 
 void Membership::shutdown() {
   if (!origin_.is_here()) return;
-  collectives_.stop();
+  collectives_->stop();
   for (auto kept = take_kept(); !kept.empty(); kept = take_kept())
     for (const Kept& one : kept) {
       try {
@@ -123,7 +128,25 @@ void Membership::close() {
 void Membership::leave() {
   leaving_ = true;
   close();
-  collectives_.stop();
+  collectives_->stop();
+}
+
+thread_local CallbackScope* CallbackScope::innermost_ = nullptr;
+
+CallbackScope::CallbackScope(const Membership& membership)
+    : membership_(membership), outer_(std::exchange(innermost_, this)) {}
+
+CallbackScope::~CallbackScope() {
+  innermost_ = outer_;
+  if (queue_) queue_->stop();
+}
+
+std::shared_ptr<OrderedQueue> CallbackScope::queue_of(const Membership& membership) {
+  CallbackScope* scope = innermost_;
+  while (scope && &scope->membership_ != &membership) scope = scope->outer_;
+  if (!scope) return nullptr;
+  if (!scope->queue_) scope->queue_ = std::make_shared<OrderedQueue>();
+  return scope->queue_;
 }
 
 }  // namespace dicomm

@@ -29,7 +29,10 @@ class Membership {
   const std::shared_ptr<Communicator>& shared_communicator() const { return communicator_; }
   Group& group() { return group_; }
   // Throws DistBackendError in a forked child.
-  OrderedQueue& collectives();
+  void require_own_process() const;
+  // Where the collectives wait that this thread starts: the group's queue, or that of the futures'
+  // callbacks which this thread is in. Throws DistBackendError in a forked child.
+  std::shared_ptr<OrderedQueue> collectives();
   const std::string& name() const { return name_; }
 
   std::chrono::milliseconds timeout() const { return timeout_; }
@@ -73,9 +76,31 @@ class Membership {
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<c10d::ErrorType> error_ = c10d::ErrorType::SUCCESS;
   std::atomic<bool> leaving_ = false;
-  OrderedQueue collectives_;
+  const std::shared_ptr<OrderedQueue> collectives_ = std::make_shared<OrderedQueue>();
   std::mutex kept_mutex_;
   std::vector<Kept> kept_;
+};
+
+// While it lives, this thread calls the callbacks of the future of one of the group's collectives.
+// The collectives that they start have a queue of their own: a callback may wait for them, though
+// its own collective still holds the group's queue. So they come before all that was called after
+// that one, on every rank alike, whenever the ranks call what comes later.
+class CallbackScope {
+ public:
+  explicit CallbackScope(const Membership& membership);
+  ~CallbackScope();  // runs what the callbacks started and did not wait for
+  CallbackScope(const CallbackScope&) = delete;
+  CallbackScope& operator=(const CallbackScope&) = delete;
+
+  // The queue of the callbacks of that group that this thread is in; null: it is in none.
+  static std::shared_ptr<OrderedQueue> queue_of(const Membership& membership);
+
+ private:
+  static thread_local CallbackScope* innermost_;
+
+  const Membership& membership_;
+  CallbackScope* const outer_;
+  std::shared_ptr<OrderedQueue> queue_;  // made when it is first asked for
 };
 
 }  // namespace dicomm

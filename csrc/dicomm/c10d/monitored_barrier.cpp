@@ -41,7 +41,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
   const auto timeout =
       options.timeout == c10d::kUnsetTimeout ? membership_->timeout() : options.timeout;
   ++collectives_called_;
-  membership_->collectives().run_all();  // nothing of before may be met by what follows
+  membership_->collectives()->run_all();  // nothing of before may be met by what follows
   const std::uint64_t tag = membership_->group().next_tag();
   Communicator& communicator = membership_->communicator();
   try {

@@ -5,18 +5,20 @@
 
 #include <algorithm>
 
+#include "core/clock.h"
 #include "errors.h"
 
 namespace dicomm {
 
-CollectiveWork::CollectiveWork(const std::shared_ptr<Membership>& membership, Parts parts)
+CollectiveWork::CollectiveWork(const std::shared_ptr<Membership>& membership,
+                               const std::shared_ptr<OrderedQueue>& queue, Parts parts)
     : Work(-1, parts.type, at::hasCallbacks() ? parts.title : nullptr, parts.inputs),
       membership_(membership),
+      queue_(queue),
       parts_(std::move(parts)),
       device_timeline_(parts_.device),
       transfer_timeline_(parts_.staged_on_host ? c10::Device(c10::kCPU) : parts_.device),
-      call_{membership->group().next_tag(),
-            transfer_timeline_.is_emulated() ? transfer_timeline_.ready_at_ns() : 0,
+      call_{0, transfer_timeline_.is_emulated() ? transfer_timeline_.ready_at_ns() : 0,
             parts_.timeout},
       future_(c10::make_intrusive<c10::ivalue::Future>(
           c10::ListType::create(c10::TensorType::get()),
@@ -25,20 +27,23 @@ CollectiveWork::CollectiveWork(const std::shared_ptr<Membership>& membership, Pa
 
 c10::intrusive_ptr<CollectiveWork> CollectiveWork::enqueue(
     const std::shared_ptr<Membership>& membership, Parts parts, bool overlap) {
-  auto work = c10::make_intrusive<CollectiveWork>(membership, std::move(parts));
-  work->number_ =
-      membership->collectives().submit([work, member = membership.get()] { work->run(*member); });
-  if (overlap) membership->collectives().hand_over();
+  const auto queue = membership->collectives();
+  auto work = c10::make_intrusive<CollectiveWork>(membership, queue, std::move(parts));
+  work->number_ = queue->submit([work, member = membership.get()] { work->run(*member); });
+  if (overlap) queue->hand_over();
   return work;
 }
 
+// The ranks run their collectives in the same order, but may call one while another's callbacks
+// call others: so the tag is taken here.
 void CollectiveWork::run(Membership& membership) {
+  call_.tag = membership.group().next_tag();
   try {
     const bool there = await_inputs(membership);
     const std::int64_t done_at_ns = parts_.operation(membership.group(), call_);
     if (!there) throw AbortedError("its group ended before this rank's chip got there");
     parts_.operation = nullptr;  // lets go of the inputs
-    deliver(done_at_ns);
+    deliver(membership, done_at_ns);
   } catch (const std::exception& error) {
     const auto failure = translate(error, membership, parts_.title);
     // Ranks may now disagree on what was done: nothing can follow.
@@ -46,6 +51,7 @@ void CollectiveWork::run(Membership& membership) {
     parts_.operation = nullptr;
     delivered_ = end_of_communication();
     finish(failure);
+    const CallbackScope callbacks(membership);
     future_->setErrorIfNeeded(failure);
   }
 }
@@ -62,16 +68,15 @@ StreamMark CollectiveWork::end_of_communication() const noexcept {
 
 // False: its group has ended meanwhile, which the operation will say, as none is left to talk to.
 bool CollectiveWork::await_inputs(Membership& membership) const {
-  const auto begun = std::chrono::steady_clock::now();
-  const auto left = [&] { return call_.timeout - (std::chrono::steady_clock::now() - begun); };
+  const auto deadline = deadline_after(call_.timeout);
   const auto has_ended = [&] { return membership.has_ended(); };
   return std::all_of(parts_.there.begin(), parts_.there.end(), [&](const StreamMark& there) {
-    return there.wait(left(), "not begun", has_ended);
+    return there.wait(deadline - Clock::now(), "not begun", has_ended);
   });
 }
 
 // The bytes are in place; the results become visible at done_at_ns.
-void CollectiveWork::deliver(std::int64_t done_at_ns) {
+void CollectiveWork::deliver(const Membership& membership, std::int64_t done_at_ns) {
   std::optional<c10::StreamGuard> guard;
   if (!parts_.device.is_cpu()) guard.emplace(communication_stream(parts_.device));
   transfer_timeline_.wait_until_ns(done_at_ns);
@@ -84,6 +89,7 @@ void CollectiveWork::deliver(std::int64_t done_at_ns) {
   }
   delivered_ = StreamMark::here_behind_the_host(parts_.device);
   finish();  // before the future: its callbacks may ask the work
+  const CallbackScope callbacks(membership);
   future_->markCompleted(c10::IValue(parts_.results));
 }
 
@@ -95,11 +101,13 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   if (!Work::isCompleted()) {
     const auto membership = membership_.lock();
     TORCH_CHECK(membership, parts_.title, ": its process group is gone");
-    if (timeout == kNoTimeout) {
-      membership->collectives().run_until(number_);
-    } else {
-      membership->collectives().hand_over();
-      if (!membership->collectives().wait_for(number_, timeout))
+    membership->require_own_process();
+    const auto queue = queue_.lock();  // null: it is done meanwhile
+    if (queue && timeout == kNoTimeout) {
+      queue->run_until(number_);
+    } else if (queue) {
+      queue->hand_over();
+      if (!queue->wait_for(number_, timeout))
         std::rethrow_exception(translate(
             TimeoutError("the wait: not done after " + std::to_string(timeout.count()) + " ms"),
             *membership, parts_.title));
@@ -120,7 +128,8 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
 
 // A future completes although nobody waits for its work.
 c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
-  if (const auto membership = membership_.lock()) membership->collectives().hand_over();
+  if (const auto membership = membership_.lock()) membership->require_own_process();
+  if (const auto queue = queue_.lock()) queue->hand_over();
   return future_;
 }
 

@@ -16,7 +16,7 @@
 
 namespace dicomm {
 
-// One collective: a job of the group's queue.
+// One collective: a job of the group's queue, or of that of the callback which started it.
 class CollectiveWork : public c10d::Work {
  public:
   using Operation = std::function<std::int64_t(Group&, const Call&)>;
@@ -36,9 +36,10 @@ class CollectiveWork : public c10d::Work {
     std::chrono::milliseconds timeout;
   };
 
-  CollectiveWork(const std::shared_ptr<Membership>& membership, Parts parts);
+  CollectiveWork(const std::shared_ptr<Membership>& membership,
+                 const std::shared_ptr<OrderedQueue>& queue, Parts parts);
 
-  // Puts the work in its group's queue; overlap: let the worker thread run it.
+  // Puts the work in the queue; overlap: let the worker thread run it.
   static c10::intrusive_ptr<CollectiveWork> enqueue(const std::shared_ptr<Membership>& membership,
                                                     Parts parts, bool overlap);
 
@@ -56,10 +57,11 @@ class CollectiveWork : public c10d::Work {
   void run(Membership& membership);
   bool await_inputs(Membership& membership) const;
   StreamMark end_of_communication() const noexcept;
-  void deliver(std::int64_t done_at_ns);
+  void deliver(const Membership& membership, std::int64_t done_at_ns);
 
-  std::weak_ptr<Membership> membership_;  // the queue that holds this work belongs to it
-  std::uint64_t number_ = 0;              // in the queue
+  std::weak_ptr<Membership> membership_;
+  std::weak_ptr<OrderedQueue> queue_;  // it holds this work until that is done
+  std::uint64_t number_ = 0;           // in the queue
   Parts parts_;
   Timeline device_timeline_;
   Timeline transfer_timeline_;
