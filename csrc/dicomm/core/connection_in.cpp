@@ -182,7 +182,7 @@ void Connection::said(FrameKind kind) {
   } else if (const auto found = joined_.find(context); found != joined_.end()) {
     found->second = false;
   }
-  words_.push_back({kind, context, kind == FrameKind::abort ? sink_text_ : std::string()});
+  words_.push_back({kind, context, kind == FrameKind::abort ? as_utf8(sink_text_) : ""});
 }
 
 void Connection::end_offer() {

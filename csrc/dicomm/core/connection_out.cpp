@@ -107,7 +107,8 @@ void Connection::send_join(std::uint32_t context) {
 }
 
 void Connection::send_abort(std::uint32_t context, const std::string& reason) {
-  queue({.kind = FrameKind::abort, .context = context}, reason.substr(0, kMaxReasonBytes));
+  queue({.kind = FrameKind::abort, .context = context},
+        std::string(shortened(reason, kMaxReasonBytes)));
 }
 
 void Connection::send_leave(std::uint32_t context) {

@@ -31,8 +31,8 @@ Hello make_hello(const Identity& me, int to_rank) {
   hello.world_size = me.world_size;
   hello.pid = ::getpid();
   hello.name = sha256(me.name);
-  me.label.copy(hello.label, sizeof hello.label - 1);
-  me.host.copy(hello.host, sizeof hello.host - 1);
+  shortened(me.label, sizeof hello.label - 1).copy(hello.label, sizeof hello.label);
+  shortened(me.host, sizeof hello.host - 1).copy(hello.host, sizeof hello.host);
   if (::getrandom(hello.nonce, sizeof hello.nonce, 0) != sizeof hello.nonce)
     throw Error(text("no random numbers: ", system_error(errno)));
   return hello;
@@ -40,7 +40,7 @@ Hello make_hello(const Identity& me, int to_rank) {
 
 PeerIdentity identity(const Hello& hello) {
   const auto word = [](const char (&field)[64]) {
-    return std::string(field, ::strnlen(field, sizeof field));
+    return as_utf8({field, ::strnlen(field, sizeof field)});
   };
   return {hello.rank, hello.pid, word(hello.label), word(hello.host)};
 }
@@ -123,7 +123,7 @@ Fd receive_all(const Fd& socket, T& value, const Deadline& deadline) {
 
 std::string words_on(const TransportCard& card) {
   const char* words = reinterpret_cast<const char*>(card.data());
-  return std::string(words, ::strnlen(words, card.size()));
+  return as_utf8({words, ::strnlen(words, card.size())});
 }
 
 std::string meaning(Verdict verdict) {
@@ -253,7 +253,7 @@ bool PendingConnection::answer(const Identity& me, Verdict verdict, const Fd& de
 
 void PendingConnection::tell_failure(const Identity& me, const std::string& why) {
   TransportCard card{};
-  why.copy(reinterpret_cast<char*>(card.data()), card.size() - 1);
+  shortened(why, card.size() - 1).copy(reinterpret_cast<char*>(card.data()), card.size());
   answer(me, Verdict::failed, Fd(), card);
 }
 

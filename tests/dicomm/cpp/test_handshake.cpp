@@ -62,6 +62,20 @@ std::string meet(const Identity& acceptor, const Identity& dialler, int to_rank,
   return told.get();
 }
 
+// What an acceptor learns of a dialler.
+PeerIdentity peer_of(const Identity& acceptor, const Identity& dialler) {
+  Sockets sockets;
+  auto told = std::async(std::launch::async, [&, socket = std::move(sockets.dialler)] {
+    return dial(socket, dialler, acceptor.rank);
+  });
+  PendingConnection pending(std::move(sockets.acceptor), 0);
+  auto state = PendingConnection::State::talking;
+  while (state == PendingConnection::State::talking) state = pending.advance(acceptor);
+  CHECK(pending.answer(acceptor, Verdict::welcome, Fd()));
+  CHECK(told.get() == "welcome");
+  return pending.peer();
+}
+
 }  // namespace
 
 TEST_CASE("ranks of one job welcome each other; others are told, or hung up on") {
@@ -72,6 +86,25 @@ TEST_CASE("ranks of one job welcome each other; others are told, or hung up on")
   CHECK(contains(meet(identity(0), identity(0), 0), "another rank"));
   CHECK(contains(meet(identity(0), identity(7, "s", 8), 0), "another world size"));
   CHECK(contains(meet(identity(0), identity(1), 0, Verdict::duplicate), "two processes"));
+}
+
+TEST_CASE("a label is cut between characters, and whatever a peer calls itself is UTF-8") {
+  const auto label_of = [](std::string label) {
+    Identity other = identity(1);
+    other.label = std::move(label);
+    return peer_of(identity(0), other).label;
+  };
+  std::string long_label = "12", cut = "12";
+  for (int i = 0; i < 30; ++i) long_label += "\u82af";  // 3 bytes each
+  for (int i = 0; i < 20; ++i) cut += "\u82af";         // 62 bytes: one more does not fit in 63
+  CHECK(label_of(long_label) == cut);
+  CHECK(label_of("r\u00e9") == "r\u00e9");
+  CHECK(label_of("\xff!") == "\ufffd!");
+  CHECK(label_of("\xe8\x8a") == "\ufffd\ufffd");              // cut short
+  CHECK(label_of("\xc0\xaf") == "\ufffd\ufffd");              // longer than it needs to be
+  CHECK(label_of("\xed\xa0\x80") == "\ufffd\ufffd\ufffd");    // half of a pair
+  CHECK(label_of("\xf0\x9f\x98\x80") == "\xf0\x9f\x98\x80");  // outside the basic plane
+  CHECK(label_of("\xf5\x80\x80\x80").starts_with("\ufffd"));
 }
 
 TEST_CASE("a listener gets no descriptors into a dialler") {

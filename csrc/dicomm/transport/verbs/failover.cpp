@@ -168,7 +168,7 @@ void VerbsStream::socket_messages() {
 
 void VerbsStream::socket_message(const SocketMessage& message, const std::byte* data) {
   if (message.kind == SocketMessage::failed)
-    throw StreamEnd{std::string(reinterpret_cast<const char*>(data), message.bytes), false};
+    throw StreamEnd{as_utf8({reinterpret_cast<const char*>(data), message.bytes}), false};
   if (message.kind != SocketMessage::slot) throw StreamEnd{"it sent an unknown word"};
   // It has closed its queue pairs; ours lead nowhere. What they brought comes first.
   if (!on_socket_) {
