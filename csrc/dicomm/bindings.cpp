@@ -5,10 +5,12 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cmath>
 #include <ctime>
 #include <utility>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/communicator.h"
 
 namespace py = pybind11;
@@ -23,8 +25,10 @@ using Seconds = std::chrono::duration<double>;
 
 double seconds(Seconds duration) { return duration.count(); }
 
-std::chrono::milliseconds to_milliseconds(double seconds) {
-  return std::chrono::ceil<std::chrono::milliseconds>(Seconds(seconds));
+std::chrono::milliseconds to_milliseconds(double timeout_s) {
+  if (std::isnan(timeout_s)) throw dicomm::Error("timeout_s is nan, expected a number of seconds");
+  constexpr Seconds most = dicomm::kForEver;
+  return std::chrono::ceil<std::chrono::milliseconds>(std::clamp(Seconds(timeout_s), -most, most));
 }
 
 // With a duplicate of the descriptor, which goes when the memory is forgotten.

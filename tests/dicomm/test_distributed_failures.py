@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from ranks import Processes, run_processes
 
+import dicomm.distributed
+
 
 def die_in_all_reduce(rank: int) -> None:
     """Rank 2 is killed; ranks 0 and 3 share no group with it but the world, which is idle."""
@@ -108,6 +110,32 @@ def test_wait_honours_its_own_timeout() -> None:
     run_processes(2, wait_with_timeout)
 
 
+def wait_for_centuries(rank: int) -> None:
+    group = dist.new_group([0, 1], timeout=timedelta(days=110_000))
+    if rank == 1:
+        time.sleep(0.3)
+    total = torch.ones(3)
+    dist.all_reduce(total, group=group)
+    assert (total == 2).all()
+    work = dist.all_reduce(total, group=group, async_op=True)
+    if rank == 1:
+        time.sleep(0.3)
+    work.wait(timedelta(days=110_000))
+    message = torch.zeros(3 * 2**20)  # goes in parts where a rank is CPU-mediated
+    if rank == 0:
+        dist.irecv(message, 1, group=group).wait(timedelta(days=110_000))
+    else:
+        time.sleep(0.3)
+        dist.send(message + 7, 0, group=group)
+    assert rank == 1 or (message == 7).all()
+    dicomm.distributed.monitored_barrier(group)
+
+
+@pytest.mark.parametrize("strategy", ["device-direct", "cpu-mediated"])
+def test_a_timeout_longer_than_the_clock_can_count_is_kept(strategy: str) -> None:
+    run_processes(2, wait_for_centuries, environment={"DICOMM_STRATEGY": strategy})
+
+
 def abort_one(rank: int) -> None:
     dist.barrier()
     if rank == 0:
@@ -152,7 +180,5 @@ def bad_option(rank: int, strategy: Any) -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    import dicomm.distributed
-
     run_processes(1, bad_option, dicomm.distributed.Options(strategy="teleport"))
     run_processes(1, bad_option, {"strategy": "device-direct"})

@@ -1,5 +1,6 @@
 """What the others learn when a rank dies, aborts, leaves or is late."""
 
+import math
 import re
 import time
 from pathlib import Path
@@ -49,6 +50,46 @@ def test_a_wait_ends_at_its_deadline_and_says_what_it_waited_for(tmp_path, trans
     texts = jobs.run(2, deadline, tmp_path, transport)[0]
     assert "rank 1" in texts[0] and "tag 17" in texts[0] and "100 bytes" in texts[0]
     assert "rank 1" in texts[2] and "tag 18" in texts[2] and f"{4 << 20} bytes" in texts[2]
+
+
+def wait_for_ever(rank, folder, transport):
+    with jobs.connect(folder, rank, 2, transport=transport, timeout_s=math.inf) as communicator:
+        for tag, timeout_s in enumerate((None, math.inf, 1e10)):
+            if rank == 1:
+                time.sleep(0.3)
+                communicator.send(b"x", 0, tag=tag)
+            else:
+                communicator.recv(bytearray(1), 1, tag=tag, timeout_s=timeout_s)
+    with pytest.raises(dicomm.Error, match="timeout_s is nan, expected a number of seconds"):
+        jobs.connect(folder, rank, 2, transport=transport, timeout_s=math.nan)
+
+
+def test_a_wait_without_end_waits(tmp_path, transport):
+    jobs.run(2, wait_for_ever, tmp_path, transport)
+
+
+def say_much(rank, folder, transport):
+    label = f"rank {rank} ({'芯' * 20})"
+    with jobs.connect(folder, rank, 2, transport=transport, rank_label=label) as communicator:
+        communicator.send(b"x", 1 - rank)
+        communicator.recv(bytearray(1), 1 - rank)
+        if rank == 1:
+            communicator.recv(bytearray(1), 0)
+            return communicator.abort("é" * 3000)
+        texts = []
+        for timeout_s in (0.1, 20):
+            with pytest.raises(dicomm.Error) as raised:
+                communicator.recv(bytearray(8), 1, tag=1, timeout_s=timeout_s)
+            texts.append(str(raised.value))
+            if len(texts) == 1:
+                communicator.send(b"x", 1)
+        return texts
+
+
+def test_words_that_no_field_can_hold_are_cut_between_characters(tmp_path, transport):
+    timed_out, aborted = jobs.run(2, say_much, tmp_path, transport)[0]
+    assert "rank 1 (芯芯" in timed_out and "not done after" in timed_out
+    assert "rank 1 (芯芯" in aborted and "aborted: éé" in aborted and aborted.endswith("é")
 
 
 def absent(rank, folder, transport):

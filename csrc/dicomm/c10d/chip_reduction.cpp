@@ -11,6 +11,7 @@
 #include "collective/bruck.h"
 #include "collective/chunks.h"
 #include "collective/doubling.h"
+#include "core/clock.h"
 #include "imported_memory.h"
 
 namespace dicomm {
@@ -84,7 +85,7 @@ ChipReduction::ChipReduction(Membership& membership, const Call& call,
                              const std::vector<Staged>& sources, const std::vector<Staged>& targets)
     : membership_(membership),
       exchange_(membership.group(), call),
-      deadline_(std::chrono::steady_clock::now() + call.timeout),
+      deadline_(deadline_after(call.timeout)),
       sources_(contiguous(sources)),
       piece_bytes_(piece_bytes(sources_)),
       device_(sources_.front().device()),

@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 
+#include "core/clock.h"
 #include "errors.h"
 #include "imported_memory.h"
 
@@ -106,12 +107,12 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
   std::lock_guard lock(mutex_);
   if (!completed_) {
     if (timeout == kNoTimeout) timeout = membership_->timeout();
-    const auto start = std::chrono::steady_clock::now();
+    const auto deadline = deadline_after(timeout);
     try {
       while (arrived_ < chunks_) {
-        const auto waited = arrived_ == 0 ? std::chrono::steady_clock::duration(0)
-                                          : std::chrono::steady_clock::now() - start;
-        const auto left = std::chrono::ceil<std::chrono::milliseconds>(timeout - waited);
+        const auto left =
+            arrived_ == 0 ? timeout
+                          : std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
         requests_[arrived_]->wait(std::max(left, std::chrono::milliseconds(0)));
         arrived(arrived_);
       }

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "backend.h"
+#include "core/clock.h"
 #include "errors.h"
 
 namespace dicomm {
@@ -17,14 +18,13 @@ std::string listed(const std::vector<int>& ranks) {
 // The ranks that said nothing to rank 0 in time.
 std::vector<int> missing_ranks(Communicator& communicator, std::uint64_t tag,
                                std::chrono::milliseconds timeout, bool all) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   std::vector<std::shared_ptr<Request>> signals;
   for (int peer = 1; peer < communicator.world_size(); ++peer)
     signals.push_back(communicator.irecv(nullptr, 0, peer, tag));
   std::vector<int> missing;
   for (const auto& signal : signals) {
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
     try {
       signal->wait(std::max(left, std::chrono::milliseconds(0)));
     } catch (const TimeoutError&) {

@@ -1,5 +1,7 @@
 #include "ordered_queue.h"
 
+#include "core/clock.h"
+
 namespace dicomm {
 
 std::uint64_t OrderedQueue::submit(Job job) {
@@ -37,7 +39,7 @@ void OrderedQueue::run_all() {
 
 bool OrderedQueue::wait_for(std::uint64_t number, std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, timeout, [&] { return finished_ >= number; });
+  return changed_.wait_until(lock, deadline_after(timeout), [&] { return finished_ >= number; });
 }
 
 void OrderedQueue::stop() {

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "core/clock.h"
 #include "core/communicator.h"
 
 namespace dicomm {
@@ -28,7 +29,7 @@ class TorchStore : public Store {
   // with it other threads that have something to tell. The pauses grow, so that waiting costs few
   // requests, five a second at last: thousands of ranks may wait for one.
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    const auto deadline = deadline_after(timeout);
     auto pause = kFirstPause;
     while (true) {
       std::optional<std::string> value;

@@ -19,7 +19,7 @@ Clock::time_point rough_now() {
 Exchange::Exchange(Group& group, const Call& call)
     : group_(group),
       tag_(call.tag),
-      deadline_(rough_now() + call.timeout),
+      deadline_(deadline_after(call.timeout, rough_now())),
       rank_(group.rank()),
       size_(group.size()),
       port_(own_port_) {}

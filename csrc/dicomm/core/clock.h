@@ -13,10 +13,13 @@ inline std::int64_t now_ns() {
   return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
 }
 
+// A timeout that nobody sees the end of; the clock can still express the moment.
+constexpr std::chrono::hours kForEver{24 * 1000};
+
 // However long the timeout, a moment that the clock can express.
-inline Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
-  constexpr std::chrono::hours for_ever{24 * 1000};
-  return Clock::now() + std::min<std::chrono::milliseconds>(timeout, for_ever);
+inline Clock::time_point deadline_after(std::chrono::milliseconds timeout,
+                                        Clock::time_point begun = Clock::now()) {
+  return begun + std::min<std::chrono::milliseconds>(timeout, kForEver);
 }
 
 // Some milliseconds late, and several times cheaper.

@@ -26,7 +26,7 @@ void SealedStore::set(const std::string& key, const std::string& value) {
 }
 
 std::string SealedStore::get(const std::string& key, std::chrono::milliseconds timeout) {
-  const Time deadline = Clock::now() + timeout;
+  const Time deadline = deadline_after(timeout);
   while (true) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
