@@ -88,9 +88,9 @@ struct MemoryRegion {
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
   // Of a chip whose driver exports its memory: exports a piece of the region; nothing where it
-  // cannot. Called under the communicator's mutex whenever an RDMA device registers the piece,
-  // which closes the descriptor at once: a registration holds the memory without it. Throws
-  // nothing.
+  // cannot. Called by any thread whenever an RDMA device registers the piece, which closes the
+  // descriptor at once: a registration holds the memory without it. Throws nothing, and must not
+  // wait for the chip's allocator, which may be what declares the memory.
   std::function<std::optional<Dmabuf>(std::uint64_t address, std::uint64_t bytes)> export_dmabuf =
       nullptr;
 };

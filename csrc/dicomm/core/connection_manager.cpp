@@ -290,12 +290,10 @@ void ConnectionManager::close() {
 }
 
 void ConnectionManager::declare_memory(const MemoryRegion& region) {
-  Lock lock(guard_.mutex);
   for (const auto& transport : transports_) transport->declare_memory(region);
 }
 
 void ConnectionManager::forget_memory(std::uint64_t address, std::uint64_t bytes) {
-  Lock lock(guard_.mutex);
   for (const auto& transport : transports_) transport->forget_memory(address, bytes);
 }
 

@@ -117,7 +117,8 @@ class ConnectionManager {
   // Without the mutex: waits for the threads that make connections, then ends everything.
   void close();
 
-  // See Communicator. Not under the mutex.
+  // See Communicator. The mutex is neither held nor taken: the caller may hold a chip's allocator,
+  // for which a thread with the mutex waits.
   void declare_memory(const MemoryRegion& region);
   void forget_memory(std::uint64_t address, std::uint64_t bytes);
   bool reaches_declared_memory() const;

@@ -66,7 +66,7 @@ class Transport {
   virtual bool wants(const TransportCard& /*card*/) const { return false; }
   virtual std::unique_ptr<Acceptor> accept(const Caller& caller) = 0;  // throws Error
 
-  // See Communicator. Called under the communicator's mutex, but for reaches_declared_memory().
+  // See Communicator. From any thread, without the communicator's mutex.
   virtual void declare_memory(const MemoryRegion& /*region*/) {}
   virtual void forget_memory(std::uint64_t /*address*/, std::uint64_t /*bytes*/) {}
   virtual bool reaches_declared_memory() const { return true; }

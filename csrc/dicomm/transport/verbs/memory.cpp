@@ -64,6 +64,7 @@ void MemoryCache::declare(const Region& region) {
   if (region.bytes == 0 || region.address + region.bytes < region.address)
     throw Error(text("declare_memory: ", region.bytes, " bytes at ", region.address,
                      ": expected a stretch of memory"));
+  const std::lock_guard held(mutex_);
   auto next = declared_.lower_bound(region.address);
   const bool overlaps_next = next != declared_.end() && next->first < region.address + region.bytes;
   const bool overlaps_previous =
@@ -72,11 +73,11 @@ void MemoryCache::declare(const Region& region) {
   if (overlaps_next || overlaps_previous)
     throw Error("declare_memory: part of it is declared already; forget_memory() comes first");
   declared_.emplace(region.address, region);
-  if (!std::exchange(declared_before_, true))
-    acquire(reinterpret_cast<const void*>(region.address), region.bytes);
+  if (!std::exchange(declared_before_, true)) registration_of(region.address, region.bytes);
 }
 
 void MemoryCache::forget(std::uint64_t address, std::uint64_t bytes) {
+  const std::lock_guard held(mutex_);
   auto at = declared_.lower_bound(address);
   if (at != declared_.begin() && std::prev(at)->first + std::prev(at)->second.bytes > address) --at;
   while (at != declared_.end() && at->first < address + bytes) at = declared_.erase(at);
@@ -84,7 +85,12 @@ void MemoryCache::forget(std::uint64_t address, std::uint64_t bytes) {
 }
 
 std::shared_ptr<Registration> MemoryCache::acquire(const void* data, std::uint64_t bytes) {
-  const auto address = reinterpret_cast<std::uint64_t>(data);
+  const std::lock_guard held(mutex_);
+  return registration_of(reinterpret_cast<std::uint64_t>(data), bytes);
+}
+
+std::shared_ptr<Registration> MemoryCache::registration_of(std::uint64_t address,
+                                                           std::uint64_t bytes) {
   if (auto found = find(address, bytes)) return found;
   const Region* around = declared_around(address, bytes);
   if (!around) return Registration::make({address, bytes}, devices_);

@@ -12,6 +12,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -70,7 +71,8 @@ class Registration {
   std::vector<std::optional<Registered>> registered_;
 };
 
-// Not thread-safe: the communicator's mutex guards it.
+// From any thread. Its mutex is its own and not the communicator's: a chip's allocator declares and
+// forgets memory while it holds its own mutex, which a thread with the communicator's may wait for.
 class MemoryCache {
  public:
   // The probe is asked about declared memory.
@@ -85,12 +87,12 @@ class MemoryCache {
   void forget(std::uint64_t address, std::uint64_t bytes);
   // Null where the memory cannot be registered. On no device where none reaches it.
   std::shared_ptr<Registration> acquire(const void* data, std::uint64_t bytes);
-  // Whether some device reached all declared memory so far. From any thread.
+  // Whether some device reached all declared memory so far.
   bool reaches_declared() const { return reaches_declared_; }
 
-  std::size_t cached() const { return cached_.size(); }
-
  private:
+  // Under the mutex.
+  std::shared_ptr<Registration> registration_of(std::uint64_t address, std::uint64_t bytes);
   const Region* declared_around(std::uint64_t address, std::uint64_t bytes) const;
   std::shared_ptr<Registration> find(std::uint64_t address, std::uint64_t bytes);
   void keep(const std::shared_ptr<Registration>& registration);
@@ -99,6 +101,7 @@ class MemoryCache {
 
   std::vector<Registrar*> devices_;
   Probe probe_;
+  std::mutex mutex_;
   bool declared_before_ = false;
   std::atomic<bool> reaches_declared_{true};
   std::map<std::uint64_t, Region> declared_;         // by address
