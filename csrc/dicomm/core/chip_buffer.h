@@ -23,7 +23,8 @@ class ChipWork {
   virtual bool done() = 0;  // never waits; throws where the chip failed
 };
 
-// Called under the communicator's mutex, by any thread. What is thrown ends the connection.
+// Called under the communicator's mutex, by any thread. What is thrown where a receive takes a
+// message that is there already fails that receive; elsewhere it ends the connection.
 class ChipBuffer {
  public:
   virtual ~ChipBuffer() = default;

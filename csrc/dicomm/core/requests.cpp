@@ -240,7 +240,12 @@ void Requests::post(RequestState& request) {
   if (!failure_)  // what a peer sent before it left still counts
     if (const auto arrival = engine_->matcher().match(request)) {
       Connection& connection = *connections.connection(arrival->peer);
-      connection.receive_arrival(request, arrival);
+      try {
+        connection.receive_arrival(request, arrival);
+      } catch (const std::exception& error) {
+        if (arrival->offered) connection.turn_down(*arrival);
+        let_go(request, Outcome::error, text("this rank could not receive it: ", error.what()));
+      }
       if (!connection.ended()) {
         connections.settle(connection);
         if (connection.has_pulls() || connection.copies_by_chip()) engine_->poller().wake();

@@ -1,5 +1,6 @@
 // Messages that wait for a chip: sends for their bytes, receives for their buffer.
 #include <atomic>
+#include <future>
 #include <stdexcept>
 
 #include "core/chip_buffer.h"
@@ -17,6 +18,21 @@ struct Work final : ChipWork {
     return through;
   }
   std::atomic<bool> through{false}, failed{false};
+};
+
+// A receiver's buffer on a chip that reaches no memory of a peer.
+struct Buffer final : ChipBuffer {
+  const MemoryHandle& handle() const override { return none; }
+  std::shared_ptr<ChipWork> pull(const MemoryHandle&, std::size_t) override { return nullptr; }
+  OnHost on_host() override {
+    before();
+    return {bytes.data(), nullptr};
+  }
+  explicit Buffer(std::size_t size) : bytes(size) {}
+
+  MemoryHandle none{};
+  Bytes bytes;
+  std::function<void()> before = [] {};
 };
 
 void tell(Communicator& ranks, std::uint64_t tag) {
@@ -164,5 +180,58 @@ TRANSPORT_TEST_CASE("a receive that waits for its chip gets what came before its
     CHECK(receive->wait() == 64);
     CHECK_FALSE(difference(got.data(), 64, 1));
     CHECK_THROWS_WITH_AS(in_vain->wait(), doctest::Contains("rank 1"), PeerError);
+  });
+}
+
+TRANSPORT_TEST_CASE("a chip that cannot receive a message fails that receive and nothing else") {
+  for (const std::size_t bytes : {std::size_t{64}, std::size_t{3 << 20}})
+    run_ranks(2, transport, [&](const std::shared_ptr<Communicator>& ranks) {
+      const Bytes sent = payload(bytes, 1);
+      if (ranks->rank() == 1) {
+        const auto lost = ranks->isend(sent.data(), bytes, 0, 7);
+        const auto kept = ranks->isend(sent.data(), bytes, 0, 7);
+        tell(*ranks, 8);
+        lost->wait(20s);
+        kept->wait(20s);
+        return hear(*ranks, 9);
+      }
+      hear(*ranks, 8);  // the messages are here, or offered
+      const auto full = std::make_shared<Buffer>(bytes), empty = std::make_shared<Buffer>(bytes);
+      full->before = [] { throw std::runtime_error("it is full"); };
+      const auto failed = ranks->irecv(full, bytes, 1, 7);
+      CHECK_THROWS_WITH_AS(failed->wait(20s), doctest::Contains("it is full"), Error);
+      CHECK(ranks->irecv(empty, bytes, 1, 7)->wait(20s) == bytes);
+      CHECK(empty->bytes == sent);
+      tell(*ranks, 9);
+    });
+}
+
+// Its allocator calls in with a mutex held that the chip's buffers need, too.
+TRANSPORT_TEST_CASE(
+    "a chip's memory is declared and forgotten while a message waits for the chip") {
+  run_ranks(2, transport, [](const std::shared_ptr<Communicator>& ranks) {
+    constexpr std::size_t kBytes = 3 << 20;
+    const Bytes sent = payload(kBytes, 1);
+    if (ranks->rank() == 1) {
+      const auto send = ranks->isend(sent.data(), kBytes, 0, 7);
+      tell(*ranks, 8);
+      return hear(*ranks, 9);
+    }
+    hear(*ranks, 8);
+    Bytes segment(1 << 16);
+    std::future<void> allocator;
+    const auto buffer = std::make_shared<Buffer>(kBytes);
+    buffer->before = [&] {
+      if (allocator.valid()) return;
+      allocator = std::async(std::launch::async, [&] {
+        const auto address = reinterpret_cast<std::uint64_t>(segment.data());
+        ranks->declare_memory({address, segment.size(), nullptr});
+        ranks->forget_memory(address, segment.size());
+      });
+      CHECK(allocator.wait_for(10s) == std::future_status::ready);
+    };
+    CHECK(ranks->irecv(buffer, kBytes, 1, 7)->wait(20s) == kBytes);
+    CHECK(buffer->bytes == sent);
+    tell(*ranks, 9);
   });
 }
