@@ -7,6 +7,7 @@
 #include "core/clock.h"
 #include "core/connection_manager.h"
 #include "core/host.h"
+#include "core/sealed_store.h"
 #include "core/text.h"
 #include "transport/registry.h"
 
@@ -147,8 +148,13 @@ void ConnectionManager::unreachable(int rank, const std::string& reason) {
 // To be told where a connection failed: a wrong one is the usual reason.
 std::string ConnectionManager::addresses(int rank) const {
   const std::string& theirs = peers_[rank].address;
-  return text(" (it ", theirs.empty() ? "has published no address" : "listens at " + theirs,
-              ", this rank at ", contact_.where(), ")");
+  const char* unknown =
+      peers_[rank].unsealed
+          ? "has published no address with this job's secret: the secrets differ, "
+            "or a stranger wrote one"
+          : "has published no address";
+  return text(" (it ", theirs.empty() ? unknown : "listens at " + theirs, ", this rank at ",
+              contact_.where(), ")");
 }
 
 // Nothing: closing, or connected from the other side meanwhile, or never published in time.
@@ -161,6 +167,9 @@ std::optional<Contact> ConnectionManager::find_contact(int rank) {
       Lock lock(guard_.mutex);
       peers_[rank].address = contact.where();
       return contact;
+    } catch (const Unsealed&) {
+      Lock lock(guard_.mutex);
+      peers_[rank].unsealed = true;
     } catch (const TimeoutError&) {
     }
     turn = {};  // one look at a time from here on

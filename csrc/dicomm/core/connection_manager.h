@@ -129,6 +129,7 @@ class ConnectionManager {
     std::string gone;
     bool dialling = false;
     std::string address;      // it published, once known
+    bool unsealed = false;    // nobody of this job wrote what the store has instead
     std::string turned_away;  // why our last call was in vain
     Fd crossed;  // its own call, kept until ours is through: its end tells it that we died
     bool finished_writing = false;

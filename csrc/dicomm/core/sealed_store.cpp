@@ -38,7 +38,7 @@ std::string SealedStore::get(const std::string& key, std::chrono::milliseconds t
     if (now > untrue_since(key) + kTrue)
       throw Error(text("nobody who knows this job's secret wrote '", key, "' to the store: the ",
                        "secrets differ, or a stranger wrote it"));
-    if (now > deadline) throw TimeoutError(text("nobody of this job wrote '", key, "'"));
+    if (now > deadline) throw Unsealed(text("nobody of this job wrote '", key, "'"));
     std::this_thread::sleep_for(kLook);
   }
 }

@@ -11,6 +11,12 @@
 
 namespace dicomm {
 
+// In time there was only what nobody of this job wrote.
+class Unsealed : public TimeoutError {
+ public:
+  using TimeoutError::TimeoutError;
+};
+
 // Whoever reaches the store can write to it. A value without a true seal, or with that of another
 // key, is told once and never believed: get() goes on to wait, for the rank to overwrite it.
 class SealedStore final : public Store {
@@ -18,7 +24,7 @@ class SealedStore final : public Store {
   SealedStore(std::shared_ptr<Store> store, std::string secret);
 
   void set(const std::string& key, const std::string& value) override;
-  // Throws Error, too, once an untrue value has stood there for long.
+  // Throws Unsealed, too, and Error once an untrue value has stood there for long.
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
 
  private:
