@@ -20,7 +20,7 @@ std::span<const TransportFactory* const> registered_transports() {
   return table;
 }
 
-std::size_t transport_index(const std::string& name) {
+std::size_t transport_index(const std::string& name, const char* what) {
   const auto table = registered_transports();
   const auto found = std::find_if(table.begin(), table.end(), [&](const TransportFactory* factory) {
     return factory->name() == name;
@@ -29,7 +29,7 @@ std::size_t transport_index(const std::string& name) {
   std::string expected = kAnyTransport;
   for (const TransportFactory* factory : table)
     expected += text(factory == table.back() ? " or " : ", ", factory->name());
-  throw Error(text("transport '", name, "': expected ", expected));
+  throw Error(text(what, " '", name, "': expected ", expected));
 }
 
 std::vector<std::string> transport_names() {
@@ -45,9 +45,11 @@ const std::string& known_transport(const std::string& name) {
 
 std::string asked_transport(const Options& options) {
   const char* by_environment = std::getenv("DICOMM_TRANSPORT");
-  if (options.transport == kAnyTransport && by_environment && *by_environment)
-    return known_transport(by_environment);
-  return known_transport(options.transport);
+  if (options.transport != kAnyTransport || !by_environment || !*by_environment)
+    return known_transport(options.transport);
+  const std::string name = by_environment;
+  if (name != kAnyTransport) transport_index(name, "DICOMM_TRANSPORT");
+  return name;
 }
 
 }  // namespace dicomm

@@ -63,4 +63,9 @@ TEST_CASE("an unknown transport is an error that names those there are") {
                        Error);
   CHECK_THROWS_AS(Communicator::create(std::make_shared<MemoryStore>(), options(0, 2, "ipx")),
                   Error);
+  ::setenv("DICOMM_TRANSPORT", "ipx", 1);
+  CHECK_THROWS_WITH_AS(asked_transport(options(0, 2, kAnyTransport)),
+                       "DICOMM_TRANSPORT 'ipx': expected auto, shm, tcp or verbs", Error);
+  CHECK(asked_transport(options(0, 2, "tcp")) == "tcp");
+  ::unsetenv("DICOMM_TRANSPORT");
 }

@@ -63,7 +63,21 @@ TEST_CASE("settings that a field cannot hold are refused, those it can are used"
   CHECK(contains(refusal_of("DICOMM_RETRY_COUNT", "8"), "expected 0 to 7"));
   CHECK(contains(refusal_of("DICOMM_HOP_LIMIT", "0"), "expected 1 to 255"));
   CHECK(contains(refusal_of("DICOMM_HOP_LIMIT", "many"), "whole number"));
-  CHECK(contains(refusal_of("DICOMM_MTU_BYTES", "1500"), "1024"));
+  CHECK(contains(refusal_of("DICOMM_MTU_BYTES", "1500"), "DICOMM_MTU_BYTES 1500: expected 256"));
+  CHECK(contains(refusal_of("DICOMM_CONNECT", "magic"), "DICOMM_CONNECT 'magic': expected auto"));
+  const auto refusal_of_option = [](auto change) {
+    Options given;
+    change(given.verbs);
+    try {
+      verbs::settings(given);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(contains(refusal_of_option([](auto& o) { o.timeout = 99; }), "qp_timeout 99: expected 0"));
+  CHECK(contains(refusal_of_option([](auto& o) { o.mtu_bytes = 300; }), "mtu_bytes 300: expected"));
+  CHECK(contains(refusal_of_option([](auto& o) { o.connect = "magic"; }), "connect 'magic': "));
   CHECK(settings_from("DICOMM_QP_TIMEOUT", "31").timeout == 31);
   FakeNic left("left"), right("right");
   verbs::Settings asked;

@@ -1,6 +1,7 @@
 // The memory that slots are sent from and arrive in: how much a device is given, and that none of
 // it is lost. Real devices: tests/verbs.
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
 #include <memory>
 #include <vector>
@@ -182,6 +183,27 @@ TEST_CASE("memory for slots that cannot be registered ends the connection with a
   }
   CHECK(contains(reason, "left cannot register"));
   CHECK(contains(reason, "ulimit -l"));
+}
+
+TEST_CASE("without a descriptor to sleep on there is no connection, and a sentence") {
+  FakeNic left("left"), right("right");
+  const auto left_rails = fake_rails({&left}, 1), right_rails = fake_rails({&right}, 2);
+  verbs::Endpoint dialler(left_rails, right_rails->published());
+  verbs::Endpoint acceptor(right_rails, left_rails->published());
+  acceptor.connect(dialler.card());
+  int both[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) == 0);
+  const Fd theirs(both[1]);
+  Fd ours(both[0]);
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  const int next = ::dup(both[0]);
+  ::close(next);
+  const rlimit none_left{static_cast<rlim_t>(next), before.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &none_left);
+  CHECK_THROWS_WITH_AS(acceptor.stream(std::move(ours), false),
+                       doctest::Contains("no file descriptors left"), Error);
+  ::setrlimit(RLIMIT_NOFILE, &before);
 }
 
 TEST_CASE("peers that die within a slot, one after another, leave buffers for the next") {

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/deadline.h"
 #include "core/text.h"
 
 namespace dicomm::verbs {
@@ -40,6 +41,7 @@ VerbsStream::VerbsStream(std::shared_ptr<Rails> rails, Links links, Fd socket, c
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       window_(std::min(kSlots, theirs.slots)),
       slot_bytes_(std::min(kSlotBytes, theirs.slot_bytes)) {
+  if (!epoll_) throw Error(kNoDescriptors);
   watch(epoll_, socket_.get(), kSocketEvent);
   for (std::size_t i = 0; i < links_.size(); ++i)
     if (links_[i]) watch(epoll_, links_[i]->pair.fd(), static_cast<int>(i));
