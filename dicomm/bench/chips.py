@@ -71,10 +71,9 @@ def read_chip(name_or_path: str) -> ChipFile:
             known = ", ".join(sorted(each.stem for each in presets.glob("*.toml")))
             raise BadOption(f"--chips: '{name_or_path}' is not one of {known}, nor a chip file")
     values = _read("--chips", path)
-    links = values.get("links", {})
+    links, compute = (_table("--chips", path, values, name) for name in ("links", "compute"))
     nic = _link("--chips", path, links, "nic_latency_s", "nic_bytes_per_s")
-    costs = links | values.get("compute", {})
-    host = _link("--chips", path, costs, "launch_s", "host_bytes_per_s")
+    host = _link("--chips", path, links | compute, "launch_s", "host_bytes_per_s")
     return ChipFile(values.get("chip_type", path.stem), path.read_text(), nic, host)
 
 
@@ -90,6 +89,13 @@ def _read(option: str, path: Path) -> dict[str, Any]:
         raise BadOption(f"{option}: {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadOption(f"{option}: {path} is not TOML: {error}") from None
+
+
+def _table(option: str, path: Path, values: dict[str, Any], name: str) -> dict[str, Any]:
+    table = values.get(name, {})
+    if not isinstance(table, dict):
+        raise BadOption(f"{option}: {path}: {name} is {table!r}, expected a table, [{name}]")
+    return table
 
 
 def _link(option: str, path: Path, values: dict[str, Any], latency: str, speed: str) -> ChipLink:

@@ -178,7 +178,8 @@ def collectives(
     if operations is not None:
         names = parse_names("--operations", operations, group.COLLECTIVES)
     lengths, worlds = parse_sizes(sizes), parse_ranks(ranks)
-    parse_names("--transport", transport, ("shm", "tcp"))
+    if transport not in ("shm", "tcp"):
+        raise BadOption(f"--transport: '{transport}' is not one of shm, tcp")
     against = parse_names("--peers", peers, ("gloo", "mpi", "none"))
     check_range("--repeats", repeats, 1, 1000)
     check_range("--round-s", round_s, 0.001, 60)

@@ -193,6 +193,7 @@ def test_device_direct_is_faster_than_cpu_mediated_on_emulated_chips() -> None:
         ("collectives --ranks 1", "'1' is not a number of ranks"),
         ("collectives --operations allswap", "'allswap' is not one of allreduce"),
         ("collectives --transport verbs", "'verbs' is not one of shm, tcp"),
+        ("collectives --transport shm,tcp", "'shm,tcp' is not one of shm, tcp"),
         ("device --chips a", "'a' is not two chips"),
         ("device --chips a,z", "'z' is not one of a, a-mini"),
         ("device --chips a,/nowhere.toml", "/nowhere.toml cannot be read"),
@@ -227,6 +228,11 @@ def test_files_of_chips_and_tcp_are_checked(tmp_path: Path) -> None:
         bad.write_text(text)
         done = run_command(app, ["device", "--tcp", str(bad)])
         assert done.exit_code == 2 and words in done.stderr and str(bad) in done.stderr
+    for table in ("links", "compute"):
+        bad.write_text(f"{table} = 3")
+        done = run_command(app, ["device", "--chips", f"{bad},a"])
+        assert done.exit_code == 2 and str(bad) in done.stderr
+        assert f"{table} is 3, expected a table, [{table}]" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["p2p", "bandwidth", "rate", "collectives", "device"])
