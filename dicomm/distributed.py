@@ -43,8 +43,8 @@ from dicomm.secret import given_secret
 BUILT_IN = ("cpu", "cuda", "xpu")
 STRATEGIES = ("device-direct", "cpu-mediated")
 TRANSPORTS = tuple(_c10d.transport_names())
-# the libraries' own names: a rank listens on the interface that the first of them chooses
 PARENTS_SECRET = "the default group's"  # in the store, in place of a secret
+# the libraries' own names: a rank listens on the interface that the first of them chooses
 INTERFACE_VARIABLES = ("DICOMM_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -191,7 +191,8 @@ def monitored_barrier(
         torch.distributed.DistBackendError: on every rank; the group is aborted.
     """
     backend = _backend(group)
-    backend.monitored_barrier(timeout or timedelta(milliseconds=-1), wait_all_ranks)
+    unset = timedelta(milliseconds=-1)
+    backend.monitored_barrier(unset if timeout is None else timeout, wait_all_ranks)
 
 
 def create(base: dist.distributed_c10d._DistributedBackendOptions, options: object) -> object:

@@ -335,7 +335,8 @@ PYBIND11_MODULE(_dicomm, m) {
           "Paces messages to a peer; bytes_per_s = 0: not paced.")
       .def("describe_link", &describe_link, py::arg("peer"),
            "{'transport': 'shm', 'tcp', 'verbs' or '' while not connected, 'rails': [{'device', "
-           "'gid', 'peer_gid', 'mtu_bytes', 'up', 'connect'}]}")
+           "'gid', 'peer_gid', 'mtu_bytes', 'up', 'connect'}], 'protection': such as "
+           "'integrity by AES-128-GCM', or ''}")
       .def(
           "declare_memory",
           [](Communicator& self, std::uint64_t address, std::uint64_t bytes, int dmabuf_fd,

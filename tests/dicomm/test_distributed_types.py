@@ -205,6 +205,19 @@ def test_monitored_barrier_names_who_is_missing() -> None:
         assert "rank 2 did not reach monitored_barrier within 1000 ms" in str(text), (rank, text)
 
 
+def miss_the_barrier_at_once(rank: int) -> None:
+    dist.barrier()
+    with pytest.raises(dist.DistBackendError, match=r"rank 1 did not reach.* within 0 ms"):
+        if rank == 0:
+            dicomm.distributed.monitored_barrier(timeout=timedelta(0))
+        else:
+            dist.recv(torch.zeros(1), 0)
+
+
+def test_monitored_barrier_without_any_time_does_not_wait() -> None:
+    run_processes(2, miss_the_barrier_at_once)
+
+
 @pytest.mark.parametrize("option", ["strategy", "transport"])
 def test_unknown_choices_are_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"DICOMM_{option.upper()}", "pigeon")
