@@ -44,8 +44,25 @@ Formula lerp_formula(const Step& first, const Step& end, double weight);
 std::optional<ditorch_dtype> compute_dtype(const Formula& formula, c10::ScalarType common,
                                            c10::ScalarType result);
 
+// The dtype that torch converts the arguments of a formula to before it compares them; nothing if
+// it compares nothing.
+std::optional<c10::ScalarType> compared_dtype(const Formula& formula, c10::ScalarType common);
+
 // A Python number, or a 0-dimensional tensor of the host.
 std::optional<c10::Scalar> number(const c10::IValue& value);
+
+// Whether a program may take in a tensor of the dtype `dtype` for the step of a formula whose
+// result has the dtype `result`: not if torch would round its elements before it compares them, and
+// not if a fraction would count as zero among truth values.
+bool takes_tensor(const Step& step, c10::ScalarType dtype, std::optional<c10::ScalarType> compared,
+                  c10::ScalarType result);
+
+// The number as it stands in a formula whose result has the dtype `result`: one that is compared is
+// rounded first. Nothing if a dtype cannot hold it; torch then refuses some operators and lets
+// others wrap around, as the host does.
+std::optional<c10::Scalar> number_in_formula(const Step& step, const c10::Scalar& scalar,
+                                             std::optional<c10::ScalarType> compared,
+                                             c10::ScalarType result);
 
 // False if a program of that dtype cannot have the number.
 bool add_constant(Program& program, const c10::Scalar& scalar, ditorch_dtype compute);

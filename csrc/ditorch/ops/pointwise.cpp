@@ -55,7 +55,8 @@ bool is_constant(const Formula& formula) {
 }
 
 std::optional<Program> assemble(const Formula& formula, Arguments arguments, Operands& operands,
-                                ditorch_dtype compute) {
+                                ditorch_dtype compute, std::optional<c10::ScalarType> compared,
+                                c10::ScalarType result) {
   Program program;
   for (size_t i = 0; i < formula.size(); ++i) {
     const auto& step = formula[i];
@@ -68,13 +69,13 @@ std::optional<Program> assemble(const Formula& formula, Arguments arguments, Ope
     } else if (step.kind == Step::constant) {
       program.constant(step.value, static_cast<int64_t>(step.value));
     } else if (const auto scalar = number(arguments[step.index])) {
-      if (!add_constant(program, *scalar, compute)) return std::nullopt;
+      const auto value = number_in_formula(step, *scalar, compared, result);
+      if (!value || !add_constant(program, *value, compute)) return std::nullopt;
     } else {
       const auto& value = arguments[step.index];
       if (!value.isTensor() || !value.toTensor().defined()) return std::nullopt;
-      if (step.kind == Step::condition && value.toTensor().scalar_type() != c10::kBool) {
-        return std::nullopt;
-      }
+      const auto dtype = value.toTensor().scalar_type();
+      if (!takes_tensor(step, dtype, compared, result)) return std::nullopt;
       const auto operand = operands.add(value.toTensor());
       if (operand < 0) return std::nullopt;
       program.load(operand);
@@ -131,15 +132,18 @@ VendorKernel kernel(Formula formula, Into into) {
   };
 }
 
-// pow.Tensor_Scalar_out(self, exponent, out): the usual exponents need no logarithm.
+// pow.Tensor_Scalar_out(self, exponent, out): the usual exponents need no logarithm. Integers to a
+// floating power are floating before they are multiplied.
 ditorch_status pow_out(const ditorch_context& context, Arguments arguments, Results& results) {
   const auto scalar = arguments[1].toScalar();
   if (scalar.isComplex()) return DITORCH_NOT_IMPLEMENTED;
   const double exponent = scalar.toDouble();
+  const bool keeps_integers =
+      arguments[0].toTensor().is_floating_point() == arguments[2].toTensor().is_floating_point();
   Formula formula = {a, b, DITORCH_POWER};
   if (exponent == 1) formula = {a};  // in the gradient of a square
-  if (exponent == 2) formula = {a, a, DITORCH_MULTIPLY};
-  if (exponent == 3) formula = {a, a, DITORCH_MULTIPLY, a, DITORCH_MULTIPLY};
+  if (exponent == 2 && keeps_integers) formula = {a, a, DITORCH_MULTIPLY};
+  if (exponent == 3 && keeps_integers) formula = {a, a, DITORCH_MULTIPLY, a, DITORCH_MULTIPLY};
   if (exponent == 0.5) formula = {a, DITORCH_SQRT};
   if (exponent == -0.5) formula = {a, DITORCH_RSQRT};
   if (exponent == -1) formula = {a, DITORCH_RECIPROCAL};
@@ -173,6 +177,13 @@ ditorch_status lerp_out(const ditorch_context& context, Arguments arguments, Res
   return kernel(formula, Into::last_argument)(context, arguments, results);
 }
 
+// relu(self): torch refuses truth values.
+template <Into into>
+ditorch_status relu(const ditorch_context& context, Arguments arguments, Results& results) {
+  if (arguments[0].toTensor().scalar_type() == c10::kBool) return DITORCH_NOT_IMPLEMENTED;
+  return kernel({a, 0.0, DITORCH_MAXIMUM}, into)(context, arguments, results);
+}
+
 // abs.out(self, out), which torch calls with memory that has no size yet.
 ditorch_status abs_out(const ditorch_context& context, Arguments arguments, Results& results) {
   const auto& self = arguments[0].toTensor();
@@ -182,7 +193,7 @@ ditorch_status abs_out(const ditorch_context& context, Arguments arguments, Resu
 }
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kMostPlaces = 1LL << 53;  // which a float64 counts one by one
+constexpr double kCountable = 1LL << 51;  // a float64 counts the steps between integers up to it
 
 constexpr double kRootHalf = std::numbers::sqrt2 / 2;
 constexpr double kNormal = std::numbers::inv_sqrtpi * kRootHalf;         // 1 / sqrt(2 pi)
@@ -262,13 +273,13 @@ ditorch_status arange_out(const ditorch_context& context, Arguments arguments, R
   if (has([](const c10::Scalar& given) { return given.isComplex() || given.isSymbolic(); })) {
     return DITORCH_NOT_IMPLEMENTED;
   }
-  const double places = std::ceil((end.toDouble() - start.toDouble()) /
-                                  step.toDouble());  // torch counts them so, too
+  const double places = std::ceil((end.toDouble() - start.toDouble()) / step.toDouble());
   const bool in_integers = at::isIntegralType(out.scalar_type(), /*includeBool=*/false);
-  const bool has_fraction = has([](const c10::Scalar& given) { return !given.isIntegral(true); });
-  if (!(places > 0 && places < kMostPlaces) || (in_integers && has_fraction)) {
-    return DITORCH_NOT_IMPLEMENTED;
-  }
+  const bool is_inexact =
+      in_integers && has([](const c10::Scalar& given) {
+        return !given.isIntegral(true) || std::fabs(given.toDouble()) > kCountable;
+      });
+  if (!(places > 0 && places < kCountable) || is_inexact) return DITORCH_NOT_IMPLEMENTED;
   const auto count = static_cast<int64_t>(places);
   if (out.numel() == 0) out.resize_({count});
   if (out.dim() != 1 || out.size(0) != count) return DITORCH_NOT_IMPLEMENTED;
@@ -452,8 +463,8 @@ void add_activations(VendorKernels& kernels) {
                       return DITORCH_NOT_IMPLEMENTED;
                     return gradient(context, arguments, results);
                   });
-  kernels.emplace("aten::relu", kernel({a, 0.0, DITORCH_MAXIMUM}, Into::like_first));
-  kernels.emplace("aten::relu_", kernel({a, 0.0, DITORCH_MAXIMUM}, Into::first_argument));
+  kernels.emplace("aten::relu", relu<Into::like_first>);
+  kernels.emplace("aten::relu_", relu<Into::first_argument>);
   add_out(kernels, "aten::threshold_backward.grad_input",
           {x, option(2), DITORCH_LESS_EQUAL, 0.0, grad, DITORCH_SELECT});
   kernels.emplace("aten::gelu.out", gelu_out);
@@ -466,10 +477,12 @@ ditorch_status compute(const ditorch_context& context, const Formula& formula, A
                        const at::Tensor& written) {
   if (written.numel() == 0 && is_constant(formula)) return DITORCH_OK;  // nothing is filled
   const auto result = written.scalar_type();
-  const auto dtype = compute_dtype(formula, common_dtype(formula, arguments, result), result);
+  const auto common = common_dtype(formula, arguments, result);
+  const auto dtype = compute_dtype(formula, common, result);
   if (!dtype) return DITORCH_NOT_IMPLEMENTED;
   Operands operands(written);
-  const auto program = assemble(formula, arguments, operands, *dtype);
+  const auto program =
+      assemble(formula, arguments, operands, *dtype, compared_dtype(formula, common), result);
   return program ? operands.run(context, *dtype, *program) : DITORCH_NOT_IMPLEMENTED;
 }
 

@@ -180,8 +180,11 @@ template <bool all>
 ditorch_status truth_out(const ditorch_context& context, Arguments arguments, Results& results) {
   const auto& out = arguments[3].toTensor();
   results = {out};
-  const c10::IValue dims(std::vector<int64_t>{arguments[1].toInt()});
-  return all_or_any(context, arguments[0].toTensor(), dims, all, out);
+  const auto& self = arguments[0].toTensor();
+  // torch takes the dimensions 0 and -1 of a 0-dimensional tensor, which has none.
+  const auto dims =
+      self.dim() == 0 ? c10::IValue() : c10::IValue(std::vector<int64_t>{arguments[1].toInt()});
+  return all_or_any(context, self, dims, all, out);
 }
 
 // all.all_out(self, out), any.all_out alike

@@ -71,7 +71,8 @@ ditorch_status matmul_out(const ditorch_context& context, Arguments arguments, R
   return status;
 }
 
-// out = alpha * out + beta * self, rounded once. A beta of 0 leaves self unread, as torch has it.
+// out = alpha * out + beta * self, the sum rounded once. A beta of 0 leaves self unread, as torch
+// has it.
 ditorch_status sum_on_chip(const ditorch_context& context, Arguments arguments, bool adds) {
   if (!vendor_has_map()) return DITORCH_NOT_IMPLEMENTED;
   Formula sum = {argument(5), option(4), DITORCH_MULTIPLY};

@@ -163,6 +163,12 @@ def test_ranges(dtype: torch.dtype) -> None:
         check_range(dtype)
 
 
+def test_ranges_of_large_integers() -> None:
+    for limits in ((2**60, 2**60 + 300), (2**60 + 300, 2**60, -7), (0, 2**53, 2**43 + 1)):
+        found = torch.arange(*limits, device="device")
+        assert torch.equal(found.cpu(), torch.arange(*limits))
+
+
 def check_range(dtype: torch.dtype) -> None:
     """The CPU takes some of the sums in the dtype itself."""
     many = torch.arange(0.0, 100.0, 0.1, dtype=dtype, device="device")
@@ -186,6 +192,8 @@ def test_whether_all_or_any_are_true(dtype: torch.dtype) -> None:
         check(lambda x: x.any(), one)
         check(lambda x: x.all(1), one)
         check(lambda x: x.any(-1, keepdim=True), one)
+        check(lambda x: x.all(0), one[0, 0, 0])
+        check(lambda x: x.any(-1, keepdim=True), one[0, 0, 0])
 
 
 def test_infinities_are_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -88,6 +89,27 @@ def test_arithmetic(name: str, dtype: torch.dtype) -> None:
     check(ARITHMETIC[name], numbers(dtype, 1), numbers(dtype, 2), dtype)
 
 
+@pytest.mark.parametrize("dtype", FLOATING + INTEGERS)
+def test_a_number_is_compared_in_the_tensors_dtype(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.1, 0.7, 44, 100, 2048], dtype=torch.float64)
+    x = (x if dtype.is_floating_point else x.clamp(max=torch.iinfo(dtype).max)).to(dtype)
+    plain = [0.1, 0.7, 2049.0, 1e6] if dtype.is_floating_point else [44, 300, -1]
+    others: list[float | Tensor] = [*plain, *(torch.tensor(number) for number in plain)]
+    if dtype.is_floating_point:
+        others.append(torch.tensor([2049]))
+    for operator in (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge):
+        for other in others:
+            to_chip = other.to("device") if isinstance(other, Tensor) else other
+            found = operator(x.to("device"), to_chip)
+            assert torch.equal(found.cpu(), operator(x, other)), (operator, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_comparison_with_a_number_is_the_chips_own(dtype: torch.dtype) -> None:
+    x = numbers(dtype, 1)
+    check(lambda x, y: (x < 0.1) | (x >= 0.7) & (x != 0.3), x, x, dtype)
+
+
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name: str, dtype: torch.dtype) -> None:
@@ -160,6 +182,60 @@ def test_whole_parts(dtype: torch.dtype) -> None:
 def test_a_product_with_a_number_beyond_float32_is_exact_in_integers() -> None:
     x = torch.tensor([2**53 + 1, -3], device="device")
     assert (x * 1 + 2**40).tolist() == [2**53 + 1 + 2**40, 2**40 - 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_integers_to_a_floating_power_are_floating(dtype: torch.dtype) -> None:
+    x = torch.tensor([3_000_000, 2**30, -7], dtype=dtype)
+    for exponent in (2.0, 3.0, 2, 3):
+        found, expected = x.to("device") ** exponent, x**exponent
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found.cpu(), expected)
+
+
+WRITES: dict[str, Callable[[Tensor, float], object]] = {
+    "full": lambda x, value: torch.full_like(x, value),
+    "fill": lambda x, value: x.fill_(value),
+    "masked_fill": lambda x, value: x.masked_fill_(x == 0, value),
+    "masked_fill by a tensor": lambda x, value: x.masked_fill_(x == 0, torch.tensor(value)),
+    "scatter": lambda x, value: x.scatter_(
+        0, torch.zeros(1, dtype=torch.int64).to(x.device), value
+    ),
+    "item": lambda x, value: x.__setitem__(0, value),
+    "clamp": lambda x, value: x.clamp(min=value),
+    "factor": lambda x, value: torch.add(x, x, alpha=value),
+}
+VALUES = [
+    (torch.int8, 300), (torch.uint8, -1), (torch.uint8, 256.0), (torch.int32, 2**31),
+    (torch.int64, 1e19), (torch.int16, math.nan), (torch.bool, 0.2), (torch.float16, 1e6),
+    (torch.float16, -1e9), (torch.float16, 65504.0), (torch.float16, -math.inf),
+    (torch.bfloat16, 1e39), (torch.float32, 1e39), (torch.float64, 1e39),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_number_that_does_not_fit_is_refused_as_by_the_cpu(name: str) -> None:
+    def outcome(device: str, dtype: torch.dtype, value: float) -> str:
+        x = torch.zeros(2, dtype=dtype, device=device)
+        try:
+            written = WRITES[name](x, value)
+        except RuntimeError as error:
+            return str(error)
+        return str((written if isinstance(written, Tensor) else x).tolist())
+
+    for dtype, value in VALUES:
+        assert outcome("device", dtype, value) == outcome("cpu", dtype, value), (dtype, value)
+
+
+def test_fractions_that_fill_truth_values_are_true() -> None:
+    x = torch.zeros(2, dtype=torch.bool, device="device")
+    assert x.fill_(torch.tensor(0.2, device="device")).tolist() == [True, True]
+
+
+def test_relu_refuses_truth_values() -> None:
+    for relu in (torch.relu, torch.relu_):
+        with pytest.raises(RuntimeError, match="Boolean inputs not supported for relu"):
+            relu(torch.tensor([True], device="device"))
 
 
 def test_nothing_is_written_where_memory_overlaps_in_part() -> None:
