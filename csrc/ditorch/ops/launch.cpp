@@ -47,21 +47,30 @@ c10::DeviceIndex find_device(Values arguments) {
 }
 
 // A chip cannot read the host's memory or another chip's: as on any accelerator, only 0-dimensional
-// CPU tensors may be mixed in. Lists are exempt because x[index] may use CPU indices.
+// CPU tensors may be mixed in. Lists of optional tensors are exempt because x[index] may use CPU
+// indices.
 void refuse_other_devices(const Operator& op, const c10::FunctionSchema& schema, Values arguments,
                           c10::Device here) {
-  static const std::set<std::string_view> lengths_on_host = {"_ctc_loss", "_ctc_loss_backward",
-                                                             "ctc_loss"};
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!arguments[i].isTensor()) continue;
-    const auto& tensor = arguments[i].toTensor();
-    if (!tensor.defined() || tensor.device() == here) continue;
-    if (tensor.device().is_cpu() && (tensor.dim() == 0 || lengths_on_host.count(op.name))) continue;
+  // Those that read lengths on the host, or copy from one device to another.
+  static const std::set<std::string_view> take_host_tensors = {
+      "_ctc_loss", "_ctc_loss_backward", "ctc_loss", "_foreach_copy", "_foreach_copy_"};
+  const auto check = [&](const at::Tensor& tensor, const c10::Argument& argument) {
+    if (!tensor.defined() || tensor.device() == here) return;
+    if (tensor.device().is_cpu() && (tensor.dim() == 0 || take_host_tensors.count(op.name))) return;
     TORCH_CHECK(false,
                 "Expected all tensors to be on the same device, but found at least two "
                 "devices, ",
-                here, " and ", tensor.device(), "! (argument ", schema.arguments()[i].name(),
-                " of ", schema.name(), ")");
+                here, " and ", tensor.device(), "! (argument ", argument.name(), " of ",
+                schema.name(), ")");
+  };
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].isTensor()) {
+      check(arguments[i].toTensor(), schema.arguments()[i]);
+    } else if (arguments[i].isTensorList()) {
+      for (const at::Tensor& tensor : arguments[i].toTensorList()) {
+        check(tensor, schema.arguments()[i]);
+      }
+    }
   }
 }
 

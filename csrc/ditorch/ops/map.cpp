@@ -153,8 +153,10 @@ ditorch_status Operands::run(const ditorch_context& context, ditorch_dtype compu
 
 ditorch_status map_copy(const ditorch_context& context, const at::Tensor& destination,
                         const at::Tensor& source) {
-  if (!vendor_has_map()) return DITORCH_NOT_IMPLEMENTED;
   const auto from = source.scalar_type(), to = destination.scalar_type();
+  if (!vendor_has_map() || abi_dtype(from) > DITORCH_BOOL || abi_dtype(to) > DITORCH_BOOL) {
+    return DITORCH_NOT_IMPLEMENTED;  // such as float8, which torch promotes with nothing
+  }
   const auto compute = compute_dtype_of(from == to ? from : c10::promoteTypes(from, to));
   if (!compute) return DITORCH_NOT_IMPLEMENTED;
   Operands operands(destination);

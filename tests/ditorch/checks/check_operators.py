@@ -122,6 +122,9 @@ def test_copies_convert_and_spread() -> None:
     back = torch.zeros(2, 2, 3)
     back.copy_(target)
     assert torch.equal(back, x.float().expand(2, 2, 3))
+    for dtype in (torch.float32, torch.float16, torch.int32):
+        eighth = x.to("device", dtype).to(torch.float8_e4m3fn)
+        assert torch.equal(eighth.to(dtype).cpu(), x.to(dtype))
     z = torch.randn(3, dtype=torch.complex64)
     assert torch.equal(z.conj().to("device").cpu(), z.conj().resolve_conj())
     assert torch.equal(z.to("device").conj().cpu(), z.conj())
@@ -153,6 +156,14 @@ def test_devices_are_not_mixed() -> None:
         x + torch.ones(3)
     with pytest.raises(RuntimeError, match="same device"):
         x @ torch.ones(3)
+    for mix in (torch.cat, torch.stack, torch._foreach_norm):
+        with pytest.raises(RuntimeError, match="same device"):
+            mix([x, torch.ones(3)])
+    with pytest.raises(RuntimeError, match="same device"):
+        torch._foreach_add([x], [torch.ones(3)])
+    assert torch._foreach_add([x], [torch.tensor(2.0)])[0].tolist() == [3, 3, 3]
+    torch._foreach_copy_([x], [torch.full((3,), 7.0)])
+    assert x[torch.tensor([1, 2])].tolist() == [7, 7]
 
 
 def test_sparse_quantized_and_nested_tensors_are_refused_in_one_sentence() -> None:
