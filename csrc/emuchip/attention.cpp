@@ -360,10 +360,17 @@ class Attention {
   std::vector<T> row_;  // biases of a query, or what its weights are multiplied by
 };
 
+// Whether every query is in a document, and every document within the keys.
+bool are_ends_of_documents(const ditorch_attention& call) {
+  int64_t last;
+  return !call.ends || (are_ascending(call.ends, call.documents, last) && last == call.queries &&
+                        last <= call.keys);
+}
+
 // The chip's numerics, if it computes the call.
 const Numerics* numerics_for(const ditorch_attention& call) {
   const Numerics* numerics = own_numerics();
-  return is_floating(call.dtype) ? numerics : nullptr;
+  return is_floating(call.dtype) && are_ends_of_documents(call) ? numerics : nullptr;
 }
 
 }  // namespace

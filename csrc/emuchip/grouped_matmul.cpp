@@ -41,20 +41,19 @@ void multiply_groups(const ditorch_grouped_matmul& call, const Numerics& numeric
 }
 
 // Whether the ends ascend within what is grouped.
-bool are_ends(const ditorch_grouped_matmul& call) {
-  int64_t before = 0;
-  for (int64_t group = 0; group < call.groups; ++group) {
-    if (call.ends[group] < before) return false;
-    before = call.ends[group];
-  }
-  return before <= (call.along_depth ? call.depth : call.rows);
+bool are_ends_of_groups(const ditorch_grouped_matmul& call) {
+  int64_t last;
+  return are_ascending(call.ends, call.groups, last) &&
+         last <= (call.along_depth ? call.depth : call.rows);
 }
 
 }  // namespace
 
 ditorch_status grouped_matmul(const ditorch_context*, const ditorch_grouped_matmul* call) {
   const Numerics* numerics = own_numerics();
-  if (!numerics || !is_floating(call->dtype) || !are_ends(*call)) return DITORCH_NOT_IMPLEMENTED;
+  if (!numerics || !is_floating(call->dtype) || !are_ends_of_groups(*call)) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
   with_compute_type(call->dtype, *numerics,
                     [&]<class T>(T) { multiply_groups<T>(*call, *numerics); });
   return DITORCH_OK;

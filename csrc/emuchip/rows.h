@@ -51,6 +51,16 @@ class Rows {
   bool flush_;
 };
 
+// Whether the ends of what lies one after the other ascend from 0; `last` becomes the last of them.
+inline bool are_ascending(const int32_t* ends, int64_t count, int64_t& last) {
+  last = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (ends[i] < last) return false;
+    last = ends[i];
+  }
+  return true;
+}
+
 // Calls compute with a T{} of the type a chip computes this dtype in.
 template <class Compute>
 void with_compute_type(ditorch_dtype dtype, const Numerics& numerics, Compute compute) {

@@ -186,8 +186,12 @@ struct Rows {
 
 Rows rows_of(const at::Tensor& ends, int64_t document, const at::Tensor& tensor) {
   if (!ends.defined()) return {0, tensor.size(-3)};
-  const auto first = ends[document].item<int64_t>();
-  return {first, ends[document + 1].item<int64_t>() - first};
+  const auto first = ends[document].item<int64_t>(), end = ends[document + 1].item<int64_t>();
+  TORCH_CHECK(0 <= first && first <= end && end <= tensor.size(-3), "FlashAttention's document ",
+              document, " has the rows from ", first, " to ", end,
+              ", expected ends that ascend from 0 to at most ", tensor.size(-3),
+              ", the number of rows");
+  return {first, end - first};
 }
 
 // A call's documents, or its sequences as if they were one.

@@ -105,6 +105,31 @@ def test_what_the_kernel_has_not_the_host_computes() -> None:
         torch.testing.assert_close(found[0, :, 0].cpu(), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("ends", [[0, 2_000_000], [0, 3, 2, 4], [0, -1, 4]], ids=str)
+def test_ends_that_are_none_are_refused(ends: list[int]) -> None:
+    query = drawn(4, 1, 8, dtype=torch.float32, seed=1).to("device")
+    good, bad = (torch.tensor(each, dtype=torch.int32, device="device") for each in ([0, 4], ends))
+    arguments = 4, 4, 0.0, True
+    out, sums, key, unused, _ = torch.ops.aten._flash_attention_forward(
+        *(query, query, query, good, good), *arguments, False
+    )
+    with pytest.raises(RuntimeError, match=r"document . has the rows from .*expected ends that"):
+        torch.ops.aten._flash_attention_forward(*(query, query, query, bad, bad), *arguments, False)
+    with pytest.raises(RuntimeError, match=r"document . has the rows from .*expected ends that"):
+        torch.ops.aten._flash_attention_backward(
+            *(query, query, query, query, out, sums, bad, bad), *arguments, key, unused
+        )
+
+
+def test_rows_after_the_last_document_are_zero() -> None:
+    query = drawn(4, 1, 8, dtype=torch.float32, seed=1).to("device")
+    ends = torch.tensor([0, 3], dtype=torch.int32, device="device")
+    found = torch.ops.aten._flash_attention_forward(
+        *(query, query, query, ends, ends, 4, 4, 0.0, True, False)
+    )[0]
+    assert found[3].count_nonzero() == 0
+
+
 def test_precision_tools_find_it_within_the_standards() -> None:
     for case in CASES:
         *given, _ = given_of(case, torch.bfloat16)
