@@ -101,11 +101,10 @@ void Stream::synchronize() {
   if (const Mark mark = last()) mark.wait(device);
 }
 
-Streams::Streams(Device& device) : device_(device) {
-  all_.push_back(std::make_shared<Stream>(device));
-}
+Streams::Streams(Device& device)
+    : device_(device), default_(std::make_shared<Stream>(device)), all_{default_} {}
 
-Stream& Streams::of(ditorch_stream* handle) { return handle ? *handle->stream : *all_.front(); }
+Stream& Streams::of(ditorch_stream* handle) { return handle ? *handle->stream : *default_; }
 
 ditorch_stream* Streams::create() {
   auto stream = std::make_shared<Stream>(device_);

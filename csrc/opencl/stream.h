@@ -60,8 +60,9 @@ class Streams {
 
  private:
   Device& device_;
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<Stream>> all_;  // the default stream's first
+  const std::shared_ptr<Stream> default_;
+  std::mutex mutex_;  // guards all_
+  std::vector<std::shared_ptr<Stream>> all_;
 };
 
 // One operator's commands. While it lives, no other thread submits anything to the device.
