@@ -26,6 +26,7 @@ from ditorch.conform.results import (
     write_conformance,
 )
 from ditorch.conform.worker import Job
+from ditorch.precision.results import write_atomically
 
 PARTS = ("runtime", "operators")
 
@@ -64,7 +65,8 @@ def run_conformance(
         resume: go on where a run with equal settings was interrupted.
 
     Raises:
-        ValueError: a pattern, dtype or part that does not exist.
+        ValueError: a pattern, dtype or part that does not exist, or the run to resume had other
+            settings, another chip or another PyTorch.
         ImportError: PyTorch's test modules need a package that is not installed.
         OSError: `output` cannot be written.
     """
@@ -76,9 +78,9 @@ def run_conformance(
     output.parent.mkdir(parents=True, exist_ok=True)
     journal = output.with_suffix(".partial.jsonl")
     done = _resume(journal, conformance) if resume else {}
-    with journal.open("w") as file:
-        file.write(_heading(conformance) + "\n")
-        file.writelines(_line(result) for result in done.values())
+    kept = [json.dumps(_heading(conformance)) + "\n", *map(_line, done.values())]
+    write_atomically(journal, "".join(kept).encode())  # without a line that was cut off
+    with journal.open("a", encoding="utf-8") as file:
 
         def keep(job: Job, result: OperatorResult | CheckResult) -> None:
             done[job] = result
@@ -188,12 +190,14 @@ def _conformance(settings: Settings) -> Conformance:
     )
 
 
-def _heading(conformance: Conformance) -> str:
+def _heading(conformance: Conformance) -> dict[str, object]:
     """What must be equal for a run to be the continuation of another."""
-    return json.dumps(
-        [conformance.vendor, conformance.chip_type, conformance.torch_version,
-         asdict(conformance.settings)]
-    )  # fmt: skip
+    return {
+        "vendor": conformance.vendor,
+        "chip_type": conformance.chip_type,
+        "torch": conformance.torch_version,
+        **asdict(conformance.settings),
+    }
 
 
 def _line(result: OperatorResult | CheckResult) -> str:
@@ -201,12 +205,14 @@ def _line(result: OperatorResult | CheckResult) -> str:
 
 
 def _resume(journal: Path, conformance: Conformance) -> dict[Job, OperatorResult | CheckResult]:
-    """The results of an interrupted run; none if there was none with these settings."""
+    """The results of an interrupted run; none if there was none.
+
+    Raises ValueError: its settings were others, so that its results are of no use to this one.
+    """
     if not journal.is_file():
         return {}
-    heading, *lines = journal.read_text().splitlines() or [""]
-    if heading != _heading(conformance):
-        return {}
+    heading, *lines = journal.read_bytes().splitlines() or [b""]
+    _check_heading(journal, heading, conformance)
     done: dict[Job, OperatorResult | CheckResult] = {}
     for line in lines:
         try:
@@ -218,3 +224,18 @@ def _resume(journal: Path, conformance: Conformance) -> dict[Job, OperatorResult
         else:
             done[Job("runtime", f"{result.group}: {result.name}")] = result
     return done
+
+
+def _check_heading(journal: Path, heading: bytes, conformance: Conformance) -> None:
+    try:
+        before = json.loads(heading)
+    except ValueError:
+        before = None
+    if not isinstance(before, dict):
+        raise ValueError(f"{journal}: cannot be resumed, expected the settings in its first line")
+    for name, value in _heading(conformance).items():
+        if before.get(name) != value:
+            raise ValueError(
+                f"{journal}: {name} is {value!r} where the run to resume has "
+                f"{before.get(name)!r}, expected the same"
+            )

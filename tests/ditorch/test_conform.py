@@ -138,6 +138,50 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OperatorResul
     return {operator.name: operator for operator in read_conformance(output).operators}
 
 
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from ditorch.conform.suite import run_conformance
+
+output = Path(sys.argv[1])
+journal = output.with_suffix(".partial.jsonl")
+
+def run(seed, progress):
+    return run_conformance(
+        output=output, only={"operators"}, operators=["abs", "neg", "sign"], dtypes=["float32"],
+        samples_per_dtype=1, seed=seed, workers=1, resume=True, progress=progress)
+
+def interrupt(done, total, name):
+    if done == 2:
+        raise KeyboardInterrupt
+
+try:
+    run(0, interrupt)
+except KeyboardInterrupt:
+    pass
+kept = journal.read_bytes() + b'{"torn'
+journal.write_bytes(kept)
+try:
+    run(1, interrupt)
+except ValueError as error:
+    print(error)
+assert journal.read_bytes() == kept
+counts = []
+found = run(0, lambda done, total, name: counts.append(done))
+assert counts == [3] and len(found.operators) == 3, counts
+"""
+
+
+def test_a_run_with_other_settings_is_not_resumed_and_not_lost(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    done = forks.run(["-c", INTERRUPTED, str(output)], environment("b"), timeout_s=240)
+    assert done.returncode == 0, done.stderr
+    journal = output.with_suffix(".partial.jsonl")
+    assert done.stdout == (
+        f"{journal}: seed is 1 where the run to resume has 0, expected the same\n"
+    )
+
+
 FAULTS = [  # operator, variant, status, reason
     ("sin", "function", "failed", "wrong values: 1 of "),
     ("cos", "in-place", "failed", "the in-place form did not write"),
