@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from on_chip import DEADLINE_S, ROOT, environment
 
+from ditorch.chips import load_chip
 from ditorch.precision.isolation.isolate import isolate, smallest_set
-from ditorch.precision.isolation.runs import RunError, Runs
+from ditorch.precision.isolation.runs import RunError, Runs, chip_digest
 from ditorch.precision.loss import mean_relative_error
 from ditorch.precision.results import read_findings
 
@@ -59,6 +60,38 @@ def test_losses_that_agree_leave_nothing_to_isolate(tmp_path: Path) -> None:
     assert [len(curve.losses) for curve in findings.losses] == [4, 4]
     assert len(told) == 2
     assert read_findings(tmp_path / "isolate-rank0.json") == findings
+
+
+def test_a_changed_chip_file_is_another_trial(tmp_path: Path) -> None:
+    script, chip, output = tmp_path / "train.py", tmp_path / "mine.toml", tmp_path / "out"
+    script.write_text(
+        "import torch, ditorch\n"
+        "weight = torch.ones(4, device='device', requires_grad=True)\n"
+        "weight.sum().backward()\n"
+    )
+    chip.write_text(load_chip("b-mini").path.read_text())
+
+    def trials() -> int:
+        assert isolate(script, chip=str(chip), output=output).passed
+        (output / "isolate-rank0.json").unlink()  # as if it had been killed before the end
+        return len(list(output.glob("isolate-trials/*/done.json")))
+
+    assert (trials(), trials()) == (2, 2)
+    chip.write_text(chip.read_text() + "# changed\n")
+    assert trials() == 3
+
+
+def test_another_library_of_the_vendor_is_another_chip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = tmp_path / "libmine.so"
+    monkeypatch.setenv("DITORCH_VENDOR_LIBRARY", str(built))
+    digests = []
+    for content in (b"one", b"two"):
+        built.write_bytes(content)
+        digests.append((chip_digest("library"), chip_digest("cpu")))
+    assert digests[0][0] != digests[1][0]
+    assert digests[0][1] == digests[1][1] == ""
 
 
 @pytest.mark.exhaustive

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ditorch.precision.isolation.runs import Run, RunError, Runs
+from ditorch.precision.isolation.runs import Run, RunError, Runs, chip_digest
 from ditorch.precision.loss import BAR, relative_errors
 from ditorch.precision.results import (
     Findings,
@@ -327,9 +327,9 @@ class _Trials:
             )
         return losses
 
-    def _folder_of(self, *what: Any) -> Path:
+    def _folder_of(self, chip: str, *what: Any) -> Path:
         script = self._runs.script.read_bytes()
-        identity = json.dumps([script.hex(), self._runs.args, *what])
+        identity = json.dumps([script.hex(), self._runs.args, chip, chip_digest(chip), *what])
         return self._folder / hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 

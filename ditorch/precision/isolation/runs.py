@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import select
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from ditorch.chips import load_chip
 from ditorch.precision.loss import read_losses
 from ditorch.vendors import VENDORS, library
 
@@ -104,6 +106,20 @@ class Runs:
         return Run(output, answer["exit_code"])
 
 
+def chip_digest(chip: str) -> str:
+    """The digest of the chip file or library that a run on `chip` loads; "" for other vendors.
+
+    Raises ValueError: the chip file cannot be used; OSError: the library cannot be read.
+    """
+    if chip == library.VENDOR.name:
+        path = library.look().library
+    elif _is_vendor(chip):
+        path = None
+    else:
+        path = load_chip(chip).path
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
+
+
 class _Server:
     """The process that runs the scripts; it lives as long as any `Runs` is open."""
 
@@ -181,11 +197,14 @@ def _environment(chip: str) -> dict[str, str]:
     if chip != library.VENDOR.name:
         others |= {"DITORCH_VENDOR_LIBRARY", "EMUCHIP_CHIP"}
     kept = {name: value for name, value in os.environ.items() if name not in others}
-    is_vendor = chip in {vendor.name for vendor in VENDORS}
     return kept | {
-        "DITORCH_VENDOR" if is_vendor else "DITORCH_CHIP": chip,
+        "DITORCH_VENDOR" if _is_vendor(chip) else "DITORCH_CHIP": chip,
         "PYTHONPATH": _packages_first(),
     }
+
+
+def _is_vendor(chip: str) -> bool:
+    return chip in {vendor.name for vendor in VENDORS}
 
 
 def _packages_first() -> str:
