@@ -19,7 +19,7 @@ from ditorch.precision import place
 from ditorch.precision.capture import Capture
 from ditorch.precision.captures.depart import depart
 from ditorch.precision.captures.recording import RecordedStep, Recording, open_capture
-from ditorch.precision.captures.records import CallRecord
+from ditorch.precision.captures.records import CallRecord, LeftOut, Manifest
 from ditorch.precision.captures.statistics import digest_of, distance, on_host, statistics_of
 from ditorch.precision.standards import load_standards
 
@@ -94,7 +94,7 @@ def test_a_killed_run_leaves_every_finished_step_readable(tmp_path: Path) -> Non
     assert found.passed, found.summary
     assert found.steps == 3
 
-    with Capture(output=tmp_path / "killed", existing="resume"):
+    with Capture(output=tmp_path / "killed", existing="resume", tensors="all"):
         torch.ones(3) + 1  # step 0 is there: not captured again
     left = sorted(path.name for path in (tmp_path / "killed/rank00000").iterdir())
     assert not [name for name in left if "98" in name or "99" in name]
@@ -249,6 +249,41 @@ def test_a_folder_that_has_a_capture_is_not_overwritten_unasked(tmp_path: Path) 
     assert (tmp_path / "run/rank00000/step000000.jsonl").read_bytes() == before
     run(existing="overwrite", tensors="all")
     assert list((tmp_path / "run").rglob("*.safetensors"))
+
+
+def test_a_resumed_capture_remembers_what_its_budget_left_out(tmp_path: Path) -> None:
+    chosen = {"budget_bytes": 64 << 10, "tensors": "all"}
+
+    def run(**other: Any) -> Manifest:
+        with Capture(output=tmp_path / "run", existing="resume", **{**chosen, **other}):
+            for step in range(3):
+                torch.full((16_000,), float(step)) + 1
+                place.next_step()
+        return open_capture(tmp_path / "run")[0].manifest
+
+    first = run().left_out
+    assert first.tensors > 0
+    assert first.first_step_without_all_tensors == 0
+    assert run().left_out == first
+    for name, other in {"tensors": "none", "every": 2, "every_steps": 2, "steps": "1:"}.items():
+        with pytest.raises(
+            ValueError, match=r"rank00000: \w+ is .* where the capture to resume has"
+        ):
+            run(**{name: other})
+    assert open_capture(tmp_path / "run")[0].manifest.tensors == "all"
+
+
+def test_steps_without_room_are_counted_once_however_often_a_run_is_resumed(tmp_path: Path) -> None:
+    def left_out() -> LeftOut:
+        with Capture(output=tmp_path / "run", existing="resume", budget_bytes=64 << 10):
+            for step in range(60):
+                torch.full((3,), float(step)) + 1
+                place.next_step()
+        return open_capture(tmp_path / "run")[0].manifest.left_out
+
+    first = left_out()
+    assert first.steps > 0
+    assert left_out() == first
 
 
 def test_arguments_out_of_range_and_folders_that_cannot_be(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ditorch.precision.captures import records
+from ditorch.precision.captures.recording import Recording
 from ditorch.precision.captures.records import CallRecord, Header, Line, Manifest, line_of
 from ditorch.precision.captures.statistics import Statistics
 from ditorch.precision.results import write_atomically
@@ -79,6 +80,8 @@ class Store:
         """Writes what was collected as `step`, whole or, for lack of room, not at all."""
         if not self._calls:
             return
+        if step == self.manifest.left_out.first_step_missing:
+            self._count_missing_steps_anew()
         content = self._content(step)
         room = self.manifest.budget_bytes - self.manifest.used_bytes - self._tensors_bytes
         if len(content) > room:
@@ -110,10 +113,24 @@ class Store:
                 )
             if existing == "overwrite":
                 shutil.rmtree(self.folder)
+            elif (self.folder / "manifest.json").exists():
+                self._go_on()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.manifest.used_bytes = 2 * _MANIFEST_BYTES
         self._take_up()
         self._write_manifest()
+
+    def _go_on(self) -> None:
+        """Keeps what the budget left out. Raises ValueError: other things were captured."""
+        before = Recording(self.folder).manifest
+        for name in ("tensors", "every", "every_steps", "selection"):
+            old, new = getattr(before, name), getattr(self.manifest, name)
+            if old != new:
+                raise ValueError(
+                    f"{self.folder}: {name} is {new!r} where the capture to resume has {old!r}, "
+                    "expected the same"
+                )
+        self.manifest.left_out = before.left_out
 
     def _take_up(self) -> None:
         """Counts the finished steps that are there, and removes the remains of unfinished ones."""
@@ -166,6 +183,11 @@ class Store:
         if left_out.first_step_missing is None:
             left_out.first_step_missing = step
         left_out.steps += 1
+
+    def _count_missing_steps_anew(self) -> None:
+        """A resumed run that reaches the first of them goes through them all once more."""
+        self.manifest.left_out.steps = 0
+        self.manifest.left_out.first_step_missing = None
 
     def _write_manifest(self) -> None:
         content = self.manifest.model_dump_json(indent=1).encode()
