@@ -37,7 +37,7 @@ class Cast(Tool):
         output: The folder for the findings, a file for each rank; without it none are written.
 
     Raises:
-        ValueError: no operators are named.
+        ValueError: no operators are named, or there is no such dtype.
         RuntimeError: in the program, where a named operator communicates.
     """
 
@@ -54,9 +54,10 @@ class Cast(Tool):
         if not self.select.operators:
             raise ValueError('operators is missing, expected names or patterns ("*" for all)')
         self.output = output
-        self.dtype: torch.dtype = getattr(torch, dtype)
-        if self.dtype not in _FLOATS:
+        found = getattr(torch, dtype, None)
+        if not isinstance(found, torch.dtype) or found not in _FLOATS:
             raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(map(str, _FLOATS))}")
+        self.dtype = found
         self._calls: Counter[tuple[str, str]] = Counter()
         self._expected: dict[Any, Any] = {}  # dtypes of results, by what decides them
         self._lock = threading.Lock()

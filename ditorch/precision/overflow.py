@@ -77,6 +77,9 @@ class FindOverflow(Tool):
     Args:
         range_dtype: Also reports values beyond the largest finite one of this dtype.
         output: The folder for the findings, a file for each rank; without it none are written.
+
+    Raises:
+        ValueError: there is no such dtype of a range.
     """
 
     rank_in_line: ClassVar[int] = 30
@@ -89,6 +92,10 @@ class FindOverflow(Tool):
         **selection: Unpack[Selection],
     ) -> None:
         super().__init__(**selection)
+        if range_dtype not in (None, "float16", "bfloat16", "float32"):
+            raise ValueError(
+                f"range_dtype is {range_dtype!r}, expected float16, bfloat16 or float32"
+            )
         self.output = output
         self.range_dtype = range_dtype
         self._limit = torch.finfo(getattr(torch, range_dtype)).max if range_dtype else math.inf

@@ -392,6 +392,14 @@ def test_values_out_of_a_lower_dtypes_range() -> None:
     assert overflow.findings().passed
 
 
+@pytest.mark.parametrize("name", ["int32", "float31"])
+def test_dtypes_that_are_none_or_not_floating_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"dtype is '{name}', expected one of torch.float16, "):
+        Cast(operators="*", dtype=name)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"range_dtype is '{name}', expected float16, "):
+        FindOverflow(range_dtype=name)  # type: ignore[arg-type]
+
+
 def test_dtypes_and_shapes_without_infinities() -> None:
     with FindOverflow() as overflow:
         torch.arange(4, device=ditorch.device) * 2**62
