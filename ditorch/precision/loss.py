@@ -47,7 +47,6 @@ class Losses(Tool):
         modules: Refused, as a loss has no module.
         stop_after: Ends the process, as `sys.exit(0)` does, after so many steps.
         output: The folder for the findings, a file for each rank; without it none are written.
-        output: The folder for the findings, a file for each rank; without it none are written.
     """
 
     rank_in_line: ClassVar[int] = 90
