@@ -20,8 +20,8 @@ import torch.distributed as dist
 from layouts import plan_of
 from training_run import Training, tiny_model, write_cluster, write_text
 
-from heteropp.description import cluster as clusters
 from heteropp.description.cluster import read_cluster
+from heteropp.description.cluster_writer import write_cluster as write_kept
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan, write_plan
 from heteropp.elastic.job import Board, Generation, Job, Meeting
@@ -92,7 +92,7 @@ class Leader:
             before=self.number - 1 if start == "switch" else None,
             leavers=leavers,
         )
-        clusters.write_cluster(kept, generation.cluster)
+        write_kept(kept, generation.cluster)
         write_plan(plan, generation.plan)
         self.board.say(generation, "generation", self.number)
         self.board.say(self.number, "newest")

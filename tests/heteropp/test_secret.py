@@ -65,6 +65,8 @@ def test_processes_that_begin_together_share_one_secret(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with multiprocessing.get_context("fork").Pool(8) as pool:
         found = set(pool.starmap(shared, [(folder, i) for i in range(32)]))
+        pool.close()  # a test before may have left them a handler of the signal that ends them
+        pool.join()
     assert len(found) == 1 and len(found.pop()) == 64
     (path,) = folder.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
