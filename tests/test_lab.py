@@ -200,6 +200,14 @@ def test_events_come_by_the_clock(tmp_path: Path) -> None:
     assert done.stderr == "machines: stop machine-0\nmachines: kill machine-0\n"
 
 
+def test_a_machine_without_a_process_is_stopped_and_goes_on(tmp_path: Path) -> None:
+    with lab(1, tmp_path) as (machine,):
+        machine.stop()
+        machine.go_on()
+        echo = machine.start(["echo", "here"], environment(), subprocess.PIPE)
+        assert echo.communicate(timeout=DEADLINE_S) == ("here\n", None)
+
+
 def test_bad_input_is_one_sentence() -> None:
     for arguments, words in (
         (["2", "--at", "5 cut 0", "--", "true"], ["--at is '5 cut 0'", "cut-off", "0 to 1"]),

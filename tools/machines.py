@@ -165,10 +165,10 @@ class Machine:
 
     def stop(self) -> None:
         """Stops all of its processes, as a machine does that is out of breath."""
-        self.do("kill -STOP -1")
+        self._signal("STOP")
 
     def go_on(self) -> None:
-        self.do("kill -CONT -1")
+        self._signal("CONT")
         self._wake()
 
     def kill(self) -> None:
@@ -176,6 +176,10 @@ class Machine:
         self.killed = True
         self.namespaces.end()
         self._wake()
+
+    def _signal(self, name: str) -> None:
+        """Sends a signal to all of its processes, which may not have begun yet, or have ended."""
+        self.do(f"kill -{name} -1 2>/dev/null || true")
 
     def _wake(self) -> None:
         for process in self.processes:  # nsenter had stopped with its command
