@@ -97,21 +97,12 @@ def plan(
 
     if planner not in PLANNERS:
         raise InputError(f"planner is {planner}; expected one of {', '.join(PLANNERS)}")
-    check_planner(
-        planner,
-        uneven_layers=uneven_layers,
-        stage_degrees=stage_degrees,
-        context_parallel=context_parallel,
-        token_slices=token_slices,
-        expert_parallel=expert_parallel,
-        expert_capacity=expert_capacity,
-        budget_s=budget_s,
-    )
     verdict = ask(
         planner,
         request(
             model,
             cluster,
+            planner=planner,
             global_batch=global_batch,
             micro_batch_per_replica=micro_batch_per_replica,
             schedule=schedule,
@@ -139,6 +130,7 @@ def request(
     model: AnyModel,
     cluster: AnyCluster,
     *,
+    planner: str,
     global_batch: int,
     micro_batch_per_replica: int | None,
     schedule: Schedule | None,
@@ -156,7 +148,17 @@ def request(
     budget_s: float | None,
     trust_remote_code: bool,
 ) -> Request:
-    """Returns what a planner is asked. Raises FileError or InputError."""
+    """Returns what a planner, or "all" of them, is asked. Raises FileError or InputError."""
+    _check_planner(
+        planner,
+        uneven_layers=uneven_layers,
+        stage_degrees=stage_degrees,
+        context_parallel=context_parallel,
+        token_slices=token_slices,
+        expert_parallel=expert_parallel,
+        expert_capacity=expert_capacity,
+        budget_s=budget_s,
+    )
     check_given(
         PlanningOptions,
         {
@@ -222,7 +224,7 @@ def request(
     )
 
 
-def check_planner(
+def _check_planner(
     planner: str,
     *,
     uneven_layers: bool,

@@ -204,24 +204,13 @@ def search(
 ) -> None:
     console = output_console()
     with one_sentence():
-        from heteropp.api.planning import check_planner
         from heteropp.api.planning import request as asked
         from heteropp.description.plan import write_plan
 
-        budget_s = _budget_s(budget)
-        check_planner(
-            planner,
-            uneven_layers=uneven_layers,
-            stage_degrees=stage_degrees,
-            context_parallel=context_parallel,
-            token_slices=token_slices,
-            expert_parallel=expert_parallel,
-            expert_capacity=expert_capacity,
-            budget_s=budget_s,
-        )
         request = asked(
             model,
             cluster,
+            planner=planner,
             global_batch=global_batch,
             micro_batch_per_replica=micro_batch_per_replica,
             schedule=cast(Schedule | None, schedule),
@@ -236,7 +225,7 @@ def search(
             token_slices=token_slices,
             expert_parallel=expert_parallel,
             expert_capacity=expert_capacity,
-            budget_s=budget_s,
+            budget_s=_budget_s(budget),
             trust_remote_code=trust_remote_code,
         )
         elsewhere = [(text, _changed(request.cluster, text)) for text in what_if or []]
